@@ -19,13 +19,13 @@
 # make dist    wheel and source archive for PyPI, in dist
 # make test-packages   build them, install, upgrade and remove them in clean Debian 12 and 13 (as root, minutes)
 # make lint    ruff, mypy --strict, shellcheck, luac
-# make fit     fit the learned correction on the measured runs in models/lab (a few minutes)
+# make fit     fit the learned correction on the measured runs in lab/data (a few minutes)
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpumemnet  train the published estimators of memory on computed labels (half an hour of one core)
 # make gpuutilnet  train the published classifiers on the same jobs, for comparison
 # make chapter6  simulate the published evaluation of policies and estimators, published beside simulated
-# make accuracy  score every estimator on the measured training runs in models/lab
+# make accuracy  score every estimator on the measured training runs in lab/data
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -200,27 +200,27 @@ accuracy: $(BIN)/gpumem
 
 # Sums over sets depend on the order of hashes in their last digit: the same fit is to be the same file.
 fit: setup-train
-	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m slurm_gpumem.lab.fit.correction
-	@$(BIN)/python -m slurm_gpumem.lab.fit.widths
+	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m lab.fit.correction
+	@$(BIN)/python -m lab.fit.widths
 
 fit-workspaces: setup-train
-	@$(BIN)/python -m slurm_gpumem.lab.fit.workspaces
-	@$(BIN)/python -m slurm_gpumem.lab.fit.fourier
+	@$(BIN)/python -m lab.fit.workspaces
+	@$(BIN)/python -m lab.fit.fourier
 
 fit-utilization: setup-train
-	@$(BIN)/python -m slurm_gpumem.lab.fit.interference
-	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.utilization
+	@$(BIN)/python -m lab.fit.interference
+	@OMP_NUM_THREADS=1 $(BIN)/python -m lab.fit.utilization
 
 # Its own traces; the authors' with ARGS="--replay-60 FILE --replay-90 FILE".
 chapter6: $(BIN)/gpumem
-	@$(BIN)/python -m slurm_gpumem.lab.chapter6.study $(ARGS)
+	@$(BIN)/python -m lab.chapter6.study $(ARGS)
 
 # What it has computed stays in build/gpumemnet: a run that was stopped goes on where it was.
 gpumemnet: setup-train
-	@$(BIN)/python -W ignore -m slurm_gpumem.lab.gpumemnet.train $(ARGS)
+	@$(BIN)/python -W ignore -m lab.gpumemnet.train $(ARGS)
 
 gpuutilnet: setup-train
-	@$(BIN)/python -m slurm_gpumem.lab.gpuutilnet
+	@$(BIN)/python -m lab.gpuutilnet
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

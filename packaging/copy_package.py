@@ -9,7 +9,6 @@ from __future__ import annotations
 import configparser
 import shutil
 import sys
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Iterable
 
@@ -27,10 +26,8 @@ def main(sitelib: Path, commands: Path) -> None:
     """Copy the package and write the commands."""
     config = configparser.ConfigParser()
     config.read("setup.cfg")
-    left_out = config["options.packages.find"]["exclude"].split()
     for folder in [Path("slurm_gpumem"), *sorted(Path("slurm_gpumem").rglob("*/"))]:
-        module = ".".join(folder.parts)
-        if (folder / "__init__.py").exists() and not any(fnmatch(module, pattern) for pattern in left_out):
+        if (folder / "__init__.py").exists():
             _copy(folder.glob("*.py"), sitelib)
     for module, patterns in config["options.package_data"].items():
         folder = Path(*module.split("."))

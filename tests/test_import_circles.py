@@ -9,15 +9,16 @@ from typing import Dict, List, Set
 import slurm_gpumem
 
 PACKAGE = Path(slurm_gpumem.__file__).parent
+LAB = PACKAGE.parent / "lab"
 
 
 def _graph() -> Dict[str, Set[str]]:
-    paths = {_name(path): path for path in PACKAGE.rglob("*.py")}
+    paths = {_name(path): path for folder in (PACKAGE, LAB) for path in folder.rglob("*.py")}
     return {name: _imports(path, set(paths)) - {name} for name, path in paths.items()}
 
 
 def _name(path: Path) -> str:
-    parts = (PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

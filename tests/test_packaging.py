@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 def _build(folder: Path) -> Path:
     source = folder / "source"
     # A build writes beside its sources; these must stay as they are.
-    for name in ("slurm_gpumem", "docs", "lua", "models", "prolog"):
+    for name in ("slurm_gpumem", "docs", "lab", "lua", "models", "prolog"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
@@ -73,13 +73,12 @@ def test_the_wheel_has_no_laboratory_and_none_of_its_data(wheel: Path) -> None:
     assert beside == ["hydra_plugins/gpumem_launcher.py"]
 
 
-def test_every_package_but_the_laboratory_is_in_the_wheel(wheel: Path) -> None:
+def test_every_package_of_the_product_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         found = {name for name in content.namelist() if name.endswith(".py")}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "slurm_gpumem").rglob("*.py")}
     hydra = "slurm_gpumem/adapters/hydra/"
-    product = {name for name in modules if not name.startswith("slurm_gpumem/lab/")}
-    assert found == {name[len(hydra) :] if name.startswith(hydra) else name for name in product}
+    assert found == {name[len(hydra) :] if name.startswith(hydra) else name for name in modules}
 
 
 def _helps() -> List[List[str]]:

@@ -17,7 +17,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-TABLES = sorted(path for folder in ("models", "slurm_gpumem/lab") for path in (ROOT / folder).rglob("*.toml"))
+TABLES = sorted(path for folder in ("models", "lab") for path in (ROOT / folder).rglob("*.toml"))
 PLAIN = """\
 # a site
 mode = "on"

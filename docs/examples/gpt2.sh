@@ -11,5 +11,5 @@
 
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
-# NVIDIA H200: 5974 MiB (models/lab/ground-truth, transformers/gpt2@512/b4/adam/amp-bf16).
+# NVIDIA H200: 5974 MiB (lab/data/ground-truth, transformers/gpt2@512/b4/adam/amp-bf16).
 gpumem-standin --name gpt2 --peak 5974 --steps 40 --seconds 10

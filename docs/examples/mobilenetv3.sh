@@ -11,5 +11,5 @@
 
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
-# NVIDIA H200: 4308 MiB (models/lab/ground-truth, timm/mobilenetv3_large_100@224/b64/adam/fp32).
+# NVIDIA H200: 4308 MiB (lab/data/ground-truth, timm/mobilenetv3_large_100@224/b64/adam/fp32).
 gpumem-standin --name mobilenetv3 --peak 4308 --steps 40 --seconds 10

@@ -11,5 +11,5 @@
 
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
-# NVIDIA H200: 13792 MiB (models/lab/ground-truth, torchvision/resnet50@224/b128/sgd/fp32).
+# NVIDIA H200: 13792 MiB (lab/data/ground-truth, torchvision/resnet50@224/b128/sgd/fp32).
 gpumem-standin --name resnet50 --peak 13792 --steps 40 --seconds 10

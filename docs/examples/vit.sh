@@ -11,5 +11,5 @@
 
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
-# NVIDIA H200: 11002 MiB (models/lab/ground-truth, torchvision/vit_b_16@224/b128/adam/amp-bf16).
+# NVIDIA H200: 11002 MiB (lab/data/ground-truth, torchvision/vit_b_16@224/b128/adam/amp-bf16).
 gpumem-standin --name vit --peak 11002 --steps 40 --seconds 10

@@ -112,7 +112,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     _say(
         "Estimated: from the model's summary alone. Requested: with a reserve, in the whole GiB that Slurm\n"
         "counts (shards). Measured: the most that the stand-in held, which is what PyTorch took for this\n"
-        "model, batch size, optimizer and precision on an NVIDIA H200 (models/lab/ground-truth)."
+        "model, batch size, optimizer and precision on an NVIDIA H200 (lab/data/ground-truth)."
     )
     _title("5. What the accounting shows")
     _say(

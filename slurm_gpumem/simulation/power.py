@@ -1,7 +1,7 @@
 """Watts of a GPU by its activity.
 
 On the jobs that the project measured alone on an H200, power is a line of SM activity and DRAM activity;
-other GPUs get the same line, scaled to the limit of their kind. `slurm_gpumem.lab.score.energy` fits it and
+other GPUs get the same line, scaled to the limit of their kind. `lab.score.energy` fits it and
 compares it with sets of jobs. It is meant for comparing ways to run the same work, not for a power bill.
 """
 

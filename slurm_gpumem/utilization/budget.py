@@ -12,7 +12,7 @@ Jobs in turns (a server for each user, or none): a job that wants n of the time 
 the others get at most. With a limit of λ everybody is to get 1 / λ, so a share is min(n, 1 / λ) / capacity:
 while shares add up to 1, nobody gets less. With a server for each user a job's neighbours may be anybody's:
 its share is the larger of the two. Where both kinds meet, what a job loses to either multiplies, up to
-1 / capacity above the limit. `python -m slurm_gpumem.lab.score.mixes` prints how far each limit holds.
+1 / capacity above the limit. `python -m lab.score.mixes` prints how far each limit holds.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _USUAL_STEP = 0.03
 _STEPS = (0.002, 0.061)
 """Seconds of the shortest and the longest step in the measured sets; beyond them a step counts as these.
 With the trend carried on, two jobs with steps of 170 ms would do less under MPS than one alone. They do 1.2
-times its work, and 0.9 in turns (measured on an H200: models/lab/utilization/heavy-pairs.jsonl)."""
+times its work, and 0.9 in turns (measured on an H200: lab/data/utilization/heavy-pairs.jsonl)."""
 _STEEPEST = 3.0
 
 

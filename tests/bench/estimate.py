@@ -49,9 +49,9 @@ class Subject(NamedTuple):
 
 def measured(count: int, folder: Path) -> Iterator[Subject]:
     """Texts of some measured models, one of each tool's, and the stored traces of those that are known."""
+    from lab.ground_truth import load_ground_truth
+    from lab.places import GROUND_TRUTH, HANDWRITTEN
     from slurm_gpumem.estimators.known.recognize import with_stored_trace
-    from slurm_gpumem.lab.ground_truth import load_ground_truth
-    from slurm_gpumem.lab.places import GROUND_TRUTH, HANDWRITTEN
     from slurm_gpumem.summaries.input_shape import shape_words
     from slurm_gpumem.summaries.own import to_json
     from slurm_gpumem.summaries.reader import read_summary

@@ -17,7 +17,7 @@ from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import ceil_div
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUND_TRUTH = ROOT / "models" / "lab" / "ground-truth"
+GROUND_TRUTH = ROOT / "lab" / "data" / "ground-truth"
 UNPREPARED = ROOT / "docs" / "examples" / "train.sh"
 """The one without a summary: it is traced."""
 SCRIPTS = sorted(set((ROOT / "docs" / "examples").glob("*.sh")) - {UNPREPARED})
@@ -57,7 +57,7 @@ def test_an_example_is_a_row_of_the_ground_truth(
     script: Path, rows: Dict[str, Dict[str, Any]], summaries: Dict[str, Dict[str, Any]]
 ) -> None:
     text = script.read_text(encoding="utf-8")
-    said = re.search(r"NVIDIA H200: (\d+) MiB \(models/lab/ground-truth, (\S+)\)", text)
+    said = re.search(r"NVIDIA H200: (\d+) MiB \(lab/data/ground-truth, (\S+)\)", text)
     peak = re.search(r"--peak (\d+)", text)
     assert said
     assert peak

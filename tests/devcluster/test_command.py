@@ -153,7 +153,6 @@ def test_another_user_may_use_roots_cluster_but_not_stop_it(cluster: Cluster, st
     shutil.copytree(
         Path(slurm_gpumem.__file__).parent,
         package / "slurm_gpumem",
-        ignore=shutil.ignore_patterns("lab"),
     )
     theirs = str(cluster.layout.root)
     assert run_gpumem("env", "--state", theirs, user="nobody", package=package).returncode == 0
@@ -172,7 +171,6 @@ def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
     shutil.copytree(
         Path(slurm_gpumem.__file__).parent,
         package / "slurm_gpumem",
-        ignore=shutil.ignore_patterns("lab"),
     )
     home.parent.chmod(0o700)  # as many machines make them
     for folder in (home, home.parent):

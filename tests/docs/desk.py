@@ -104,7 +104,8 @@ def _desk(with_slurm: bool) -> Iterator[Tuple[Path, Dict[str, str]]]:
     folder = root / "home"
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
-    (folder / "models").symlink_to(ROOT / "models")
+    for name in ("models", "lab"):
+        (folder / name).symlink_to(ROOT / name)
     tracer = _for_another_user(root)
     own(folder)
     try:

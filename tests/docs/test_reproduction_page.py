@@ -45,11 +45,11 @@ def test_every_make_target_that_it_names_exists() -> None:
 
 
 def test_every_module_and_file_that_it_names_exists() -> None:
-    modules = set(re.findall(r"python -m (slurm_gpumem[\w.]+)", PAGE))
-    assert len(modules) >= 3
+    modules = set(re.findall(r"python -m ((?:slurm_gpumem|lab)[\w.]+)", PAGE))
+    assert modules
     for module in modules:
         assert importlib.util.find_spec(module) is not None, module
-    for path in re.findall(r"`((?:slurm_gpumem|tests|models)/[\w./-]+)`", PAGE):
+    for path in re.findall(r"`((?:slurm_gpumem|lab|tests|models)/[\w./-]+)`", PAGE):
         assert (ROOT / path).exists(), path
 
 

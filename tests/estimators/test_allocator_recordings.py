@@ -1,4 +1,4 @@
-"""The simulator against a real GPU: event streams recorded there (models/lab/allocator), replayed here.
+"""The simulator against a real GPU: event streams recorded there (lab/data/allocator), replayed here.
 
 Each line of a file is one recording: `events` are [kind, block, bytes, ...] with "a" for allocated, "f" for
 freed and "s" for a segment taken from the driver (the allocator's answer, not its input), `peaks` what
@@ -14,8 +14,8 @@ from typing import Any, Dict, List
 
 import pytest
 
+from lab.places import DATA
 from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event, simulate
-from slurm_gpumem.lab.places import DATA
 
 # Among equally large free blocks the one with the lowest address is taken, and only the driver knows the
 # addresses of segments; that it hands them out from above is what the recordings show, with exceptions.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.fit.folds import FOLDS, fold_of, group_of, load_folds
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
@@ -17,7 +18,6 @@ from slurm_gpumem.estimators.corrected.features import KNOWN, NAMES
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.trees import SIZE_CAP, from_json, load, read_json
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.lab.fit.folds import FOLDS, fold_of, group_of, load_folds
 from slurm_gpumem.summaries.reader import read_summary
 
 SMALL = Path(__file__).parents[2] / "docs" / "examples" / "small-cnn.txt"
@@ -143,8 +143,8 @@ def test_a_packed_file_that_cannot_be_unpacked_is_named(tmp_path: Path, damage: 
 def test_plain_python_agrees_with_the_training_code_on_1000_rows() -> None:
     numpy = pytest.importorskip("numpy", reason="the training extra is not installed")
     pytest.importorskip("sklearn", reason="the training extra is not installed")
+    from lab.fit import correction as fit
     from slurm_gpumem.estimators.trees import Ensemble
-    from slurm_gpumem.lab.fit import correction as fit
 
     draw = numpy.random.default_rng(0)
     values = draw.normal(size=(1000, len(NAMES)))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from lab.ground_truth import load_ground_truth
+from lab.places import HANDWRITTEN
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.coverage import LEVELS, remedies
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
-from slurm_gpumem.lab.ground_truth import load_ground_truth
-from slurm_gpumem.lab.places import HANDWRITTEN
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 

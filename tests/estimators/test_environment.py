@@ -6,6 +6,7 @@ from typing import Tuple
 
 import pytest
 
+from lab.ground_truth import load_ground_truth
 from slurm_gpumem import Estimate, estimate
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
@@ -19,7 +20,6 @@ from slurm_gpumem.estimators.environment import (
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.summaries.reader import read_summary
 
 RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"

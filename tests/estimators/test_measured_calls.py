@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.fit.workspace_files import make_measured, measured_bytes, to_bytes
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.workspaces import measured_calls
 from slurm_gpumem.estimators.workspaces.columns import read_columns
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.measured_calls import Measured, from_columns
-from slurm_gpumem.lab.fit.workspace_files import make_measured, measured_bytes, to_bytes
 from slurm_gpumem.summaries.trace_types import CALLS
 from slurm_gpumem.units import MIB
 from tests.estimators.test_workspaces import convolution

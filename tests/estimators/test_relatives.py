@@ -8,6 +8,8 @@ from typing import List, Sequence
 
 import pytest
 
+from lab.fit.folds import fold_of_name, name_of
+from lab.fit.relatives_file import make, only, to_json
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected import relatives
@@ -21,8 +23,6 @@ from slurm_gpumem.estimators.corrected.relatives import (
 )
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.lab.fit.folds import fold_of_name, name_of
-from slurm_gpumem.lab.fit.relatives_file import make, only, to_json
 from slurm_gpumem.summaries.reader import read_summary
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

@@ -7,13 +7,13 @@ from typing import Tuple
 
 import pytest
 
+from lab.ground_truth import load_ground_truth
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.kernels import first_convolution, taps_and_groups
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 

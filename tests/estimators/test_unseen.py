@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.ground_truth import load_ground_truth
+from lab.places import DATA, HANDWRITTEN
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
@@ -13,8 +15,6 @@ from slurm_gpumem.estimators.corrected import unseen as room
 from slurm_gpumem.estimators.corrected.unseen import FILE, KnownClasses, known_classes, unseen
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.lab.ground_truth import load_ground_truth
-from slurm_gpumem.lab.places import DATA, HANDWRITTEN
 from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary

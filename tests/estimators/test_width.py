@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.fit.folds import FOLDS, fold_of_run, kind_of_code
+from lab.ground_truth import load_ground_truth, load_ground_truth_rows
+from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, WIDTH_FOLDS
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
@@ -16,9 +19,6 @@ from slurm_gpumem.estimators.coverage import LEVELS, between
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.width import FILE, from_json, packaged
-from slurm_gpumem.lab.fit.folds import FOLDS, fold_of_run, kind_of_code
-from slurm_gpumem.lab.ground_truth import load_ground_truth, load_ground_truth_rows
-from slurm_gpumem.lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, WIDTH_FOLDS
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 

@@ -10,6 +10,9 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
+from lab.fit.workspace_files import make_measured, to_bytes
+from lab.places import NARROW_CHECK, OPERATORS
+from lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem import estimate
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
@@ -26,9 +29,6 @@ from slurm_gpumem.estimators.workspaces.convolutions import (
     same_law,
     workspace_bytes,
 )
-from slurm_gpumem.lab.fit.workspace_files import make_measured, to_bytes
-from slurm_gpumem.lab.places import NARROW_CHECK, OPERATORS
-from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
 from slurm_gpumem.units import MIB

@@ -80,7 +80,7 @@ class Machine:
             folder.mkdir(parents=True, exist_ok=True)
         self.state.chmod(0o755)
         self.work.chmod(0o1777)
-        ignore = shutil.ignore_patterns("__pycache__", "lab")
+        ignore = shutil.ignore_patterns("__pycache__")
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         site = self.state / "venv" / "lib" / version / "site-packages"
         shutil.copytree(REPOSITORY / "slurm_gpumem", site / "slurm_gpumem", ignore=ignore, dirs_exist_ok=True)

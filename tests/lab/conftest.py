@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpumem.lab.ground_truth import GroundTruth, load_ground_truth
+from lab.ground_truth import GroundTruth, load_ground_truth
 
 
 @pytest.fixture(scope="session")

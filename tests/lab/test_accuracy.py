@@ -13,9 +13,9 @@ from typing import Any, Dict, List
 
 import pytest
 
+from lab.ground_truth import load_ground_truth, part_of
+from lab.score.accuracy import Score, figures, grouped, quantile, score, worst
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.lab.ground_truth import load_ground_truth, part_of
-from slurm_gpumem.lab.score.accuracy import Score, figures, grouped, quantile, score, worst
 from slurm_gpumem.units import MIB
 
 TEXT = (Path(__file__).parents[1] / "estimators" / "data" / "small_cnn.txt").read_text()

@@ -9,8 +9,8 @@ from typing import Any, Dict
 
 import pytest
 
+from lab.score.blind import answers, lines, main, memory_cells, utilization_cells
 from slurm_gpumem import estimate
-from slurm_gpumem.lab.score.blind import answers, lines, main, memory_cells, utilization_cells
 from slurm_gpumem.units import MIB
 
 TEXT = (Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt").read_text()

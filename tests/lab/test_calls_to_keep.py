@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence
 
+from lab.fit.calls_to_keep import to_keep
+from lab.probe.measured_calls import MeasuredCall
 from slurm_gpumem.estimators.workspaces.convolutions import BASES, Call, Forest
 from slurm_gpumem.estimators.workspaces.tree import Tree
-from slurm_gpumem.lab.fit.calls_to_keep import to_keep
-from slurm_gpumem.lab.probe.measured_calls import MeasuredCall
 from slurm_gpumem.summaries.trace_types import CALLS
 from tests.estimators.test_workspaces import convolution
 

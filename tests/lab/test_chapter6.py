@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from slurm_gpumem.lab.chapter6 import published
-from slurm_gpumem.lab.chapter6.make_traces import KINDS, MIXES, Measured, make_trace
-from slurm_gpumem.lab.chapter6.study import Results, main, own_traces, report, run_all
+from lab.chapter6 import published
+from lab.chapter6.make_traces import KINDS, MIXES, Measured, make_trace
+from lab.chapter6.study import Results, main, own_traces, report, run_all
 from slurm_gpumem.simulation.compare import values_of
 from slurm_gpumem.utilization.interference import JobLoad
 
@@ -105,7 +105,7 @@ def test_this_projects_requests_crash_nothing_on_the_published_traces(results: R
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    code = f"{sys.executable} -m slurm_gpumem.lab.chapter6.study --seeds 1 | head -n 1"
+    code = f"{sys.executable} -m lab.chapter6.study --seeds 1 | head -n 1"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     assert "60-tasks.csv" in done.stdout
     assert done.stderr == ""

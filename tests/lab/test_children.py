@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from slurm_gpumem.lab.children import Children, Ended
+from lab.children import Children, Ended
 
 
 def _run(*works: Callable[[], Dict[str, Any]], limit: float = 120) -> Dict[Any, Ended]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_gpumem.lab.ground_truth import load_ground_truth
-from slurm_gpumem.lab.score.accuracy import Score
-from slurm_gpumem.lab.score.classes import class_accuracy, class_lines
+from lab.ground_truth import load_ground_truth
+from lab.score.accuracy import Score
+from lab.score.classes import class_accuracy, class_lines
 from tests.lab.test_accuracy import _row, _write
 
 

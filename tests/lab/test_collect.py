@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 
-from slurm_gpumem.lab.collect import memory as collect
-from slurm_gpumem.lab.collect.sample import Job, load_jobs
+from lab.collect import memory as collect
+from lab.collect.sample import Job, load_jobs
 
 MODELS = ["own/lenet", "own/plain-cnn-small", "own/cifar-resnet20"]
 CONFIG = """\
@@ -64,7 +64,7 @@ def _fine(job: Job, device: str) -> Dict[str, Any]:
 
 def test_hand_written_models_train_and_leave_a_row_each(config: Path) -> None:
     # A process of its own: a fork of one whose torch has already used its threads would hang.
-    command = [sys.executable, "-m", "slurm_gpumem.lab.collect.memory", str(config)]
+    command = [sys.executable, "-m", "lab.collect.memory", str(config)]
     options = ["--out", str(config.parent / "out"), "--device", "cpu", "--jobs", "2"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr

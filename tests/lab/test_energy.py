@@ -4,8 +4,8 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.lab.score.energy import fitted_line, main, ratios_by_way
-from slurm_gpumem.lab.utilization_runs import load_sets
+from lab.score.energy import fitted_line, main, ratios_by_way
+from lab.utilization_runs import load_sets
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 
 

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("torch", reason="planning weighs models with torch")
 
+from lab.collect import entries
+from lab.collect.entries import load_catalogue
+from lab.collect.footprint import load_footprints
+from lab.collect.tasks import TASKS
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.lab.collect import entries
-from slurm_gpumem.lab.collect.entries import load_catalogue
-from slurm_gpumem.lab.collect.footprint import load_footprints
-from slurm_gpumem.lab.collect.tasks import TASKS
 
 CATALOGUE = load_catalogue()
 
@@ -39,7 +39,7 @@ def test_every_network_of_our_own_has_a_builder() -> None:
     for entry in CATALOGUE:
         if entry.source == "own":
             module, _, name = entry.build.rpartition(".")
-            assert callable(getattr(importlib.import_module(f"slurm_gpumem.lab.zoo.{module}"), name))
+            assert callable(getattr(importlib.import_module(f"lab.zoo.{module}"), name))
 
 
 def test_every_network_of_our_own_has_a_footprint_to_choose_its_batch_by() -> None:

@@ -5,28 +5,26 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from pathlib import Path
 from statistics import median
 
-from slurm_gpumem.data import data_path
+from lab.places import GROUND_TRUTH
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 
-RUNS = Path(data_path("models", "lab")) / "ground-truth"
 EVERY = 5
 """Of 46 runs every fifth is enough to see a wrong rule: by the default rules they are 8 % too high."""
 
 
 def test_texts_of_jobs_with_expandable_segments_come_out_as_measured() -> None:
-    with gzip.open(RUNS / "rows-toggles.jsonl.gz", "rt") as file:
+    with gzip.open(GROUND_TRUTH / "rows-toggles.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     rows = [row for row in rows if row.get("toggles") == {"expandable_segments": True}][::EVERY]
     wanted = {row["summary"] for row in rows}
     texts = {}
-    with lzma.open(RUNS / "summaries.jsonl.xz", "rt") as file:
+    with lzma.open(GROUND_TRUTH / "summaries.jsonl.xz", "rt") as file:
         for line in file:
             found = json.loads(line)
             if found["summary"] in wanted:

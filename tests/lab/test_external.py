@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.lab.score import external
+from lab.score import external
 
 MODELS = ("timm/mobilenetv2_100@224", "timm/resnet18@224", "timm/efficientnet_b0@224")
 

@@ -7,16 +7,16 @@ from typing import List
 
 import pytest
 
+from lab.probe.measured_calls import MeasuredCall
 from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.columns import read_columns
 from slurm_gpumem.estimators.workspaces.convolutions import Call, features
-from slurm_gpumem.lab.probe.measured_calls import MeasuredCall
 from slurm_gpumem.summaries.trace_types import Convolution
 
 np = pytest.importorskip("numpy", reason="fitting needs the [train] extra")
 pytest.importorskip("sklearn", reason="fitting needs the [train] extra")
 
-from slurm_gpumem.lab.fit.fourier import Cases, as_file, check, check_packaged  # noqa: E402
+from lab.fit.fourier import Cases, as_file, check, check_packaged  # noqa: E402
 
 
 def measured(channels: int, rows: int, call: str = "weight", kernel: int = 3) -> MeasuredCall:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from lab.fit.folds import fold_of
+from lab.utilization_runs import load_solo
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.lab.fit.folds import fold_of
-from slurm_gpumem.lab.utilization_runs import load_solo
 from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.roofline import NAMES, START, rates_of, step_times, with_host
 from tests.utilization.test_work import work
@@ -18,7 +18,7 @@ pytest.importorskip("scipy", reason="fitting needs the [train] extra")
 
 
 def rows() -> Any:
-    from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow
+    from lab.fit.utilization_rows import UtilizationRow
 
     run: Any = load_solo()[0]._replace(gpu=find_gpu("h200"))
     names = ("resnet50", "vit", "mobilenetv3")
@@ -27,7 +27,7 @@ def rows() -> Any:
 
 
 def test_arrays_and_plain_python_agree() -> None:
-    from slurm_gpumem.lab.fit.roofline import Problem
+    from lab.fit.roofline import Problem
 
     given = rows()
     found = Problem(given).answers([*(log(START[name]) for name in NAMES), 0.0])
@@ -42,7 +42,7 @@ def test_arrays_and_plain_python_agree() -> None:
 def test_slopes_are_those_of_the_answers() -> None:
     import numpy as np
 
-    from slurm_gpumem.lab.fit.roofline import Problem
+    from lab.fit.roofline import Problem
 
     problem = Problem(rows())
     assert len(problem.sessions) == 1
@@ -58,7 +58,7 @@ def test_slopes_are_those_of_the_answers() -> None:
 
 
 def test_a_session_on_a_slow_machine_is_told_apart_from_slow_kernels() -> None:
-    from slurm_gpumem.lab.fit.roofline import fit_coefficients
+    from lab.fit.roofline import fit_coefficients
 
     given = []
     for name, slower in (("first", 1.0), ("second", 1.5)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from slurm_gpumem.lab.probe.measured_calls import _beyond
+from lab.probe.measured_calls import _beyond
 
 
 def test_a_workspace_is_what_is_held_beside_the_results() -> None:
@@ -20,7 +20,7 @@ def test_a_call_that_made_other_results_is_left_out() -> None:
 
 def test_a_missing_library_is_named_with_the_way_to_get_it() -> None:
     code = (
-        "import sys; sys.modules['numpy'] = None; from slurm_gpumem.lab.fit import workspaces as fit; "
+        "import sys; sys.modules['numpy'] = None; from lab.fit import workspaces as fit; "
         "sys.exit(fit.main([]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

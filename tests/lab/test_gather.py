@@ -9,9 +9,9 @@ from typing import Any, Dict, List
 
 import pytest
 
-from slurm_gpumem.lab.collect import gather
-from slurm_gpumem.lab.ground_truth import load_ground_truth, open_text
-from slurm_gpumem.lab.places import GROUND_TRUTH
+from lab.collect import gather
+from lab.ground_truth import load_ground_truth, open_text
+from lab.places import GROUND_TRUTH
 
 
 def _row(key: str, run: str = "memory-1", **more: Any) -> Dict[str, Any]:
@@ -159,7 +159,7 @@ def test_the_figures_of_a_data_set_are_counted(tmp_path: Path, capsys: pytest.Ca
     pytest.importorskip("torch", reason="the plan behind the figures needs torch")
     folder = _folder(tmp_path / "a", [_row("x"), _row("y", oom=True, error="out of memory")])
     _summaries(folder, {"summary": "own/lenet@28", "print": "x", "torchsummary_error": "IndexError: i"})
-    from slurm_gpumem.lab.collect import describe
+    from lab.collect import describe
 
     assert describe.main([str(folder)]) == 0
     text = capsys.readouterr().out
@@ -170,7 +170,7 @@ def test_the_figures_of_a_data_set_are_counted(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_card_holds_the_figures_of_the_committed_data() -> None:
     pytest.importorskip("torch", reason="the plan behind the figures needs torch")
-    from slurm_gpumem.lab.collect.describe import describe
+    from lab.collect.describe import describe
 
-    fix = "python -m slurm_gpumem.lab.collect.describe models/lab/ground-truth > .../FIGURES.md"
+    fix = "python -m lab.collect.describe lab/data/ground-truth > .../FIGURES.md"
     assert (GROUND_TRUTH / "FIGURES.md").read_text() == "\n".join(describe(GROUND_TRUTH)) + "\n", fix

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slurm_gpumem.lab.catalogue.hub_names import content
-from slurm_gpumem.lab.places import MODELS
+from lab.catalogue.hub_names import content
+from lab.places import MODELS
 from slurm_gpumem.tracing.hub_names import FILE
 
 
 def test_the_shipped_names_are_those_of_the_catalogue() -> None:
-    fix = "python -m slurm_gpumem.lab.catalogue.hub_names"
+    fix = "python -m lab.catalogue.hub_names"
     assert (MODELS / FILE).read_text() == content(), fix

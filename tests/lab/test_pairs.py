@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.errors import UsageError
-from slurm_gpumem.lab.score.pairs import (
+from lab.score.pairs import (
     COEFFICIENTS,
     FROZEN,
     PREFIX,
@@ -17,7 +16,8 @@ from slurm_gpumem.lab.score.pairs import (
     main,
     speeds_by_length,
 )
-from slurm_gpumem.lab.utilization_runs import load_sets
+from lab.utilization_runs import load_sets
+from slurm_gpumem.errors import UsageError
 
 
 def test_no_fit_reads_them() -> None:

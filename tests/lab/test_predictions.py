@@ -8,17 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.ground_truth import GroundTruth
+from lab.score.accuracy import score_stored
+from lab.score.predictions import Predictions, load_predictions
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.lab.ground_truth import GroundTruth
-from slurm_gpumem.lab.score.accuracy import score_stored
-from slurm_gpumem.lab.score.predictions import Predictions, load_predictions, save_predictions
-
-
-def test_what_is_saved_is_what_is_loaded_and_the_bytes_are_the_same(tmp_path: Path) -> None:
-    predictions = Predictions("net", {"b": (1, 2), "a": (3, 4)}, {"how": "by hand"})
-    first = save_predictions(predictions, tmp_path).read_bytes()
-    assert load_predictions(tmp_path) == {"net": predictions}
-    assert save_predictions(predictions, tmp_path).read_bytes() == first
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"format": "other"}', b'{"format": "gpumem-predictions/1"}'])

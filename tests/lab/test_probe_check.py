@@ -15,8 +15,8 @@ pytestmark = needs_torch
 
 CHECK = """
 import json
-from slurm_gpumem.lab.places import OPERATORS
-from slurm_gpumem.lab.probe.check import cases_in, compare
+from lab.places import OPERATORS
+from lab.probe.check import cases_in, compare
 cases = list(cases_in(OPERATORS))
 wanted = [case for case in cases if case["kind"] == "attention"][::9]
 wanted += [case for case in cases if case["kind"] == "recurrent"][::12]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from lab.probe.measured_calls import convolution_of
 from slurm_gpumem.estimators.workspaces.convolutions import Call
 from slurm_gpumem.estimators.workspaces.fourier import weight_bytes
-from slurm_gpumem.lab.probe.measured_calls import convolution_of
 
 pytest.importorskip("torch", reason="the probe runs operators of PyTorch")
 
-from slurm_gpumem.lab.probe import narrow
+from lab.probe import narrow
 
 
 def test_a_seed_fixes_cases_that_differ_and_fit_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

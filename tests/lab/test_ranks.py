@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from slurm_gpumem.lab.ranks import measure
-from slurm_gpumem.lab.ranks.measure import main, runs
+from lab.ranks import measure
+from lab.ranks.measure import main, runs
 
 
 def test_a_run_that_was_cut_off_is_measured_again_and_others_are_not(
@@ -23,7 +23,7 @@ def test_a_run_that_was_cut_off_is_measured_again_and_others_are_not(
     assert main(["--out", str(plan), "--compute", "--tiny", "--only", "fsdp,mixed"]) == 0
     planned = [json.loads(line) for line in plan.read_text().splitlines()]
     assert all(row["computed_reserved_mib"] >= row["computed_allocated_mib"] > 0 for row in planned)
-    command = [sys.executable, "-m", "slurm_gpumem.lab.ranks.measure", "--device", "cpu"]
+    command = [sys.executable, "-m", "lab.ranks.measure", "--device", "cpu"]
     command += ["--plan", str(plan), "--out", str(out)]
     subprocess.run(command, check=True, timeout=300)
     lines = out.read_text().splitlines()

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 
-from slurm_gpumem.lab.collect.record import _compact
+from lab.collect.record import _compact
 
 
 def test_an_address_that_is_taken_again_gets_a_number_of_its_own() -> None:

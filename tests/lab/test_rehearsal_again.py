@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.score.rehearsal import compared, main, predicted_ends, read_rehearsal
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.lab.score.rehearsal import compared, main, predicted_ends, read_rehearsal
 from slurm_gpumem.utilization.sets import WAYS
 
 

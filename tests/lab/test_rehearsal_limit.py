@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.lab.places import REHEARSAL
+from lab.places import REHEARSAL
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "gpu"
 ROWS = REHEARSAL.with_name("rehearsal-limit")

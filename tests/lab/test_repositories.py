@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("torch", reason="networks are built with torch")
 
+from lab.collect.build import build_model
+from lab.collect.entries import Entry, load_catalogue
+from lab.collect.memory import describe_job
+from lab.collect.repositories import FOLDER, build_from_repository
+from lab.collect.sample import Job
+from lab.collect.summarise import summarise
+from lab.score.trace_rows import trace_row
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.lab.collect.build import build_model
-from slurm_gpumem.lab.collect.entries import Entry, load_catalogue
-from slurm_gpumem.lab.collect.memory import describe_job
-from slurm_gpumem.lab.collect.repositories import FOLDER, build_from_repository
-from slurm_gpumem.lab.collect.sample import Job
-from slurm_gpumem.lab.collect.summarise import summarise
-from slurm_gpumem.lab.score.trace_rows import trace_row
 
 NET = """
 import torch

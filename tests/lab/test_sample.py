@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch", reason="planning weighs models with torch")
 
+from lab.collect.sample import Job, load_jobs
+from lab.places import PLANS
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.lab.collect.sample import Job, load_jobs
-from slurm_gpumem.lab.places import PLANS
 
 SMALL = """\
 seed = {seed}

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch", reason="planning weighs models with torch")
 
-from slurm_gpumem.lab.collect.entries import Entry
-from slurm_gpumem.lab.collect.sample import Job
-from slurm_gpumem.lab.collect.scheduler import PATIENCE, Scheduler
+from lab.collect.entries import Entry
+from lab.collect.sample import Job
+from lab.collect.scheduler import PATIENCE, Scheduler
 
 
 def _job(name: str, mib: float) -> Job:

@@ -11,21 +11,16 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from slurm_gpumem.lab.ground_truth import open_text
-from slurm_gpumem.lab.scripts import run, score
-from slurm_gpumem.lab.scripts.recipes import RECIPES
+from lab.ground_truth import open_text
+from lab.scripts import measure, run, score
+from lab.scripts.recipes import RECIPES
 
-LISTS = Path(run.__file__).parent
-HALVES = [
-    ("third.toml", "third-blind.toml"),
-    ("fourth.toml", "fourth-blind.toml"),
-    ("fifth.toml", "fifth-blind.toml"),
-]
+HALVES = [(name, f"{name}-blind") for name in ("third", "fourth", "fifth")]
 
 
 def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> None:
     names: List[str] = []
-    for path in sorted(LISTS.glob("*.toml")):
+    for path in run.LISTS.values():
         for script in run.load_scripts(path):
             names.append(script.name)
             assert set(script.data.values()) <= set(RECIPES), script.name
@@ -35,13 +30,13 @@ def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> Non
 
 @pytest.mark.parametrize("halves", HALVES)
 def test_the_halves_of_a_list_are_even_and_scripts_of_no_other_list(halves: Tuple[str, str]) -> None:
-    development, blind = (run.load_scripts(LISTS / name) for name in halves)
+    development, blind = (run.load_scripts(run.LISTS[name]) for name in halves)
     assert abs(len(development) - len(blind)) <= 1
     assert len(development) + len(blind) >= 40
     others = {
         _file(script)
-        for path in LISTS.glob("*.toml")
-        if path.name not in halves
+        for name, path in run.LISTS.items()
+        if name not in halves
         for script in run.load_scripts(path)
     }
     assert not others & {_file(script) for script in [*development, *blind]}
@@ -64,8 +59,8 @@ def _listed(folder: Path, names: List[str]) -> Path:
 
 
 def _main(folder: Path, out: Path, *more: str) -> List[str]:
-    args = ["--repositories", str(folder), "--out", str(out), "--no-gpu", "--no-trace", *more]
-    assert run.main(args) == 0
+    options = run.parser("run", "").parse_args(["--repositories", str(folder), "--out", str(out), *more])
+    assert run.each(options, lambda script: {}, lambda row: "") == 0
     return [json.loads(line)["name"] for line in out.read_text().splitlines() if line.endswith("}")]
 
 
@@ -74,12 +69,12 @@ def test_the_same_command_again_goes_on_with_the_scripts_without_a_row(
 ) -> None:
     listed = _listed(tmp_path, ["first", "second", "third"])
     out = tmp_path / "rows.jsonl"
-    assert sorted(_main(tmp_path, out, "--list", str(listed), "--only", "first")) == ["first"]
+    assert sorted(_main(tmp_path, out, str(listed), "--only", "first")) == ["first"]
     with open(out, "a", encoding="utf-8") as file:
         file.write('{"name": "sec\n')  # the machine was taken away in the middle of a line
-    assert sorted(_main(tmp_path, out, "--list", str(listed))) == ["first", "second", "third"]
+    assert sorted(_main(tmp_path, out, str(listed))) == ["first", "second", "third"]
     assert "was cut off" in capsys.readouterr().err
-    assert sorted(_main(tmp_path, out, "--list", str(listed), str(listed))) == ["first", "second", "third"]
+    assert sorted(_main(tmp_path, out, str(listed), str(listed))) == ["first", "second", "third"]
 
 
 def test_no_script_is_started_when_the_time_is_over(
@@ -88,41 +83,63 @@ def test_no_script_is_started_when_the_time_is_over(
     listed = _listed(tmp_path, ["late"])
     out = tmp_path / "rows.jsonl"
     out.write_text("")
-    assert _main(tmp_path, out, "--list", str(listed), "--limit-seconds", "-1") == []
+    assert _main(tmp_path, out, str(listed), "--limit-seconds", "-1") == []
     assert "late" in capsys.readouterr().out
 
 
 def test_a_measured_run_says_when_it_took_its_first_optimizer_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_gpumem.lab.scripts.gpu_memory.process_peaks", lambda pid: 7 << 20)
+    monkeypatch.setattr(measure, "process_peaks", lambda pid: 7 << 20)
     script = (
         "import json, os, time; where = os.environ['GPUMEM_SCRIPTS_MEASURE'];"
         "began = time.time() - float(os.environ['GPUMEM_SCRIPTS_STARTED']);"
         "json.dump({'reserved': 5, 'first_step': began}, open(where + '.1', 'w'))"
     )
-    command = [sys.executable, "-c", script]
-    row = run._measured(command, tmp_path, dict(os.environ), 60.0, tmp_path / "measured")
+    row = measure.measured(run.Prepared([sys.executable, "-c", script], tmp_path, dict(os.environ)), 60.0)
     assert row["run_code"] == 0
     assert 0 <= row["start_seconds"] <= row["run_seconds"] + 0.1  # which is rounded
 
 
 def test_the_time_of_a_trace_is_scored_beyond_the_script_s_own_start() -> None:
-    traced = next(row for row in _rows("third-traced.jsonl.xz") if "summary" in row)
-    measured = {row["name"]: row for row in _rows("third-measured.jsonl.xz")}[traced["name"]]
+    traced = next(row for row in _rows("third/traced.jsonl.xz") if "summary" in row)
+    measured = {row["name"]: row for row in _rows("third/measured.jsonl.xz")}[traced["name"]]
     row = {**traced, **measured, "trace_seconds": 30.0, "start_seconds": 22.5}
     assert "beyond the script's own start 7.5 s (1 scripts)" in score.lines([row], "h200")[-1]
     assert "own start" not in score.lines([{**row, "start_seconds": None}], "h200")[-1]
 
 
+def test_without_a_list_every_list_has_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(score, "LISTS", {"fourth-blind": run.LISTS["fourth-blind"]})
+    assert score.main(["--as-traced"]) == 0
+    heads, line = capsys.readouterr().out.splitlines()
+    assert heads.split()[:2] == ["list", "scripts"]
+    assert line.split()[:3] == ["fourth-blind", "16", "3"]
+
+
+def test_scripts_that_were_traced_again_count_with_later_only() -> None:
+    first, later = (score.load(["sixth"], later) for later in (False, True))
+    assert sum("summary" in row for row in later) == sum("summary" in row for row in first) + 1
+    assert all("run_code" in row for row in later)
+
+
+def test_a_list_that_is_not_there_is_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert score.main(["seventieth"]) == 2
+    assert "seventieth" in capsys.readouterr().err
+
+
 def _rows(name: str) -> List[Dict[str, Any]]:
-    with open_text(score.ROWS.with_name(name)) as file:
+    with open_text(score.ROWS / name) as file:
         return [json.loads(line) for line in file]
 
 
 @pytest.fixture
 def lists() -> Any:
-    spec = importlib.util.spec_from_file_location("list_datasets", LISTS / "injected" / "list_datasets.py")
+    spec = importlib.util.spec_from_file_location(
+        "list_datasets", Path(run.__file__).parent / "injected" / "list_datasets.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.lab.collect.servers import servers
+from lab.collect.servers import servers
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="runs jobs as other users")
 

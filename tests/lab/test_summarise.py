@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 
-from slurm_gpumem.lab.collect import summarise
+from lab.collect import summarise
 from slurm_gpumem.summaries.reader import read_summary
 
 CONFIG = """\

@@ -6,7 +6,7 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.lab.score.environments import KNOWLEDGE, Played, documented, played, sample
+from lab.score.environments import KNOWLEDGE, Played, documented, played, sample
 
 EVERY = 120
 NAMES = dict(documented())

@@ -6,13 +6,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from slurm_gpumem.lab.fit.folds import collection_of, fold_of, fold_of_job
-from slurm_gpumem.lab.score import sets as set_accuracy
-from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
-from slurm_gpumem.lab.score.knob import points, svg, table_lines
-from slurm_gpumem.lab.score.utilization import Judged, again_line, classes, errors
-from slurm_gpumem.lab.shared_speeds import simple_speed
-from slurm_gpumem.lab.utilization_runs import SharedSet, Solo, job_from_key, load_sets, load_solo
+from lab.fit.folds import collection_of, fold_of, fold_of_job
+from lab.score import sets as set_accuracy
+from lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
+from lab.score.knob import points, svg, table_lines
+from lab.score.utilization import Judged, again_line, classes, errors
+from lab.shared_speeds import simple_speed
+from lab.utilization_runs import SharedSet, Solo, load_sets, load_solo
 from slurm_gpumem.utilization.interference import JobLoad, packaged
 
 
@@ -56,12 +56,6 @@ def test_a_job_measured_in_two_sessions_says_how_far_apart_they_are(runs: list[S
     said = again_line([run._replace(values=slower), run])
     assert "1 jobs measured in two sessions: SM activity 3.0 points apart" in said
     assert "steps 1.50 times" in said
-
-
-def test_a_key_names_the_job() -> None:
-    summary, job = job_from_key("timm/resnet26d@224/b128/sgd-momentum/bf16+mps=True")
-    assert summary == "timm/resnet26d@224"
-    assert (job.batch_size, job.optimizer, job.precision) == (128, "sgd-momentum", "bf16")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.support.needs import needs_torch
 
 _WORKER = """
 import json, time
-from slurm_gpumem.lab.collect.workers import Worker, end_all
+from lab.collect.workers import Worker, end_all
 
 def work(send, orders):
     send({"ready": True})
@@ -39,10 +39,10 @@ print(json.dumps(said))
 
 _TRAINER = """
 import json, time
-from slurm_gpumem.lab.collect.entries import load_catalogue
-from slurm_gpumem.lab.collect.sample import Job
-from slurm_gpumem.lab.collect.trainer import steps_between, trainer
-from slurm_gpumem.lab.collect.workers import Worker
+from lab.collect.entries import load_catalogue
+from lab.collect.sample import Job
+from lab.collect.trainer import steps_between, trainer
+from lab.collect.workers import Worker
 
 entry = next(e for e in load_catalogue() if e.id == "own/lenet")
 worker = Worker("lenet", trainer(Job(entry, 28, 4, "adam", "fp32"), "cpu"))
@@ -83,7 +83,7 @@ def test_a_trainer_measures_first_and_then_trains_as_long_as_it_is_told() -> Non
 
 def test_a_rate_is_taken_between_the_first_and_the_last_end_inside_the_window() -> None:
     pytest.importorskip("torch")
-    from slurm_gpumem.lab.collect.trainer import steps_between
+    from lab.collect.trainer import steps_between
 
     assert steps_between([0.5, 1.0, 1.5, 2.0, 9.0], 0.9, 2.1) == {"steps": 3, "steps_per_s": 2.0}
     assert steps_between([0.5, 1.0], 0.9, 2.1) == {}
@@ -91,7 +91,7 @@ def test_a_rate_is_taken_between_the_first_and_the_last_end_inside_the_window() 
 
 _AS_USER = """
 import json, os, time
-from slurm_gpumem.lab.collect.workers import Worker
+from lab.collect.workers import Worker
 
 who = lambda send, orders: send({"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups()})
 worker = Worker("a", who, {}, 65531)

@@ -262,7 +262,7 @@ def _python_for_users(folder: Path) -> Path:
         site = folder / "lib" / f"python3.{minor}" / "site-packages"
         site.parent.mkdir(parents=True)
         site.symlink_to(folder / "packages")
-    ignore = shutil.ignore_patterns("__pycache__", "lab")
+    ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(REPOSITORY / "slurm_gpumem", folder / "packages" / "slurm_gpumem", ignore=ignore)
     (folder / "bin").mkdir()
     (folder / "bin" / "python3").symlink_to("/usr/bin/python3")

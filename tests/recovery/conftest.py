@@ -54,7 +54,7 @@ def install_package(folder: Path) -> Path:
         site = folder / "lib" / f"python{version}" / "site-packages"
         site.parent.mkdir(parents=True)
         site.symlink_to(folder / "packages")
-    ignore = shutil.ignore_patterns("__pycache__", "lab")
+    ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(REPOSITORY / "slurm_gpumem", folder / "packages" / "slurm_gpumem", ignore=ignore)
     (folder / "bin").mkdir()
     (folder / "bin" / "python3").symlink_to("/usr/bin/python3")

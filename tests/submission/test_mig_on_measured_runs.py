@@ -14,6 +14,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import pytest
 
+from lab.ground_truth import load_ground_truth_rows
+from lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.estimators import remembered
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
@@ -21,8 +23,6 @@ from slurm_gpumem.estimators.mig import profiles_of
 from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.width import packaged as widths
-from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
-from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.submission.instances import smallest_instance
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.summaries.reader import read_summary

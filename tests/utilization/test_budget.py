@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.shared_speeds import predicted_speeds, speeds
 from slurm_gpumem.estimators.types import Utilization
-from slurm_gpumem.lab.shared_speeds import predicted_speeds, speeds
 from slurm_gpumem.utilization.budget import (
     activity_budget,
     asked_share,

@@ -8,11 +8,11 @@ from typing import Dict
 
 import pytest
 
-from slurm_gpumem.lab.shared_speeds import predicted_speeds
+from lab.shared_speeds import predicted_speeds
 from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.sets import SHARED, TIMESLICE
 
-PAIRS = Path(__file__).parents[2] / "models" / "lab" / "utilization" / "heavy-pairs.jsonl"
+PAIRS = Path(__file__).parents[2] / "lab" / "data" / "utilization" / "heavy-pairs.jsonl"
 
 
 def _work(load: JobLoad, way: str) -> float:

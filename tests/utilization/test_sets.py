@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.lab.score.sets import figures, judge_sets, load_left_out
-from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
-from slurm_gpumem.lab.utilization_runs import load_sets, way_of
+from lab.score.sets import figures, judge_sets, load_left_out
+from lab.shared_speeds import load_from, predicted_speeds
+from lab.utilization_runs import load_sets, way_of
 from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS
 

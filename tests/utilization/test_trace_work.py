@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.traced_work import line_of, load_traced, write_traced
+from lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.lab.traced_work import line_of, load_traced, write_traced
-from slurm_gpumem.lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.summaries.trace_types import Kernel, Trace, TracedJob
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import TRACE, predict, with_utilization

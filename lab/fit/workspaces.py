@@ -1,0 +1,249 @@
+"""Fit which workspace cuDNN takes for a convolution, on the single operators that `probe` measured.
+
+    python -m lab.fit.workspaces [--check]
+
+Reads lab/data/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.bin, and what the trees
+are wrong about into models/cudnn-measured.bin. With --check it prints how well trees do on convolutions
+that they have not seen at any batch size, and writes nothing.
+A tree's splits come from which sum (BASES) the workspace is or begins with; each leaf then
+takes the sum, the factor and the bytes beyond that are right for most of its cases. How much is taken beyond
+a sum for parts of sums over the batch, one more tree for each kind of call tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from array import array
+from statistics import median
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from zlib import crc32
+
+from lab.command import exit_code, require
+from lab.fit.calls_to_keep import to_keep
+from lab.fit.workspace_files import Column, measured_bytes, to_bytes
+from lab.places import MODELS, OPERATORS
+from lab.probe.measured_calls import MeasuredCall, load_calls
+from slurm_gpumem.estimators.workspaces import measured_calls
+from slurm_gpumem.estimators.workspaces.convolutions import (
+    BASES,
+    FEATURES,
+    FILE,
+    FORMAT,
+    Forest,
+    base_bytes,
+    features,
+    from_columns,
+)
+from slurm_gpumem.estimators.workspaces.tree import BEYOND, COLUMNS
+from slurm_gpumem.summaries.trace_types import CALLS
+
+TREES, LEAF, DEPTH, SHARE = 5, 3, 16, 0.5
+"""Of a forest; fewest cases of a leaf; deepest; features that a split looks at."""
+FOLDS = 3
+NOTHING = 64 << 10
+"""Bytes below which a workspace does not matter."""
+SCRAP = 2048
+"""Bytes beyond a sum that are only its alignment."""
+REST = 0.35
+"""Share of a workspace that may lie beyond a sum which it begins with: parts of sums over the batch."""
+PLENTY = 50_000_000
+"""Bytes of input and output from which a convolution counts as large in the check."""
+Columns = List[List[float]]
+_BEGINNINGS = ("all", "both", "data+weight", "output+weight", "data", "output")
+_BEGINS, _BEGINS_END, _POWERS = 100, 200, 300
+
+
+# -- Fit -----------------------------------------------------------------------------------------
+
+
+class Grower:
+    """Cases of one kind of call as arrays, and trees on any part of them."""
+
+    def __init__(self, cases: Sequence[MeasuredCall]) -> None:
+        import numpy as np
+
+        self.cases = cases
+        self.values = np.array([features(case.call) for case in cases])
+        self.bases = np.array([base_bytes(case.call) for case in cases])
+        self.bytes = np.array([case.bytes for case in cases], float)
+        self.scale = np.array([case.call.data + case.call.output for case in cases], float) + NOTHING
+        self.labels = np.array([self._label(index) for index in range(len(cases))])
+
+    def _label(self, index: int) -> int:
+        """The sum that it is or begins with; else how many times both tensors it is, by powers."""
+        import numpy as np
+
+        taken = self.bytes[index]
+        if taken < NOTHING:
+            return 0
+        beyond = taken - self.bases[index]
+        for base in range(1, len(BASES)):
+            if -1 <= beyond[base] <= SCRAP:
+                return base
+        for base in (BASES.index(name) for name in _BEGINNINGS):
+            if 0 < beyond[base] < REST * taken:
+                return _BEGINS + base
+        return _POWERS + int(np.round(np.log2(taken / self.scale[index])))
+
+    def tree(self, chosen: Any, seed: int) -> Columns:
+        """One tree as `convolutions.Tree` takes it."""
+        from sklearn.tree import DecisionTreeClassifier
+
+        fitted = DecisionTreeClassifier(
+            min_samples_leaf=LEAF, max_depth=DEPTH, max_features=SHARE, random_state=seed
+        ).fit(self.values[chosen], self.labels[chosen])
+        leaves = fitted.apply(self.values[chosen])
+        return columns_of(fitted.tree_, lambda node: self._leaf(chosen[leaves == node]))
+
+    def beyond(self, chosen: Any) -> Columns:
+        """The tree that knows how much is taken for parts of sums, beyond a sum that is known."""
+        import numpy as np
+        from sklearn.tree import DecisionTreeRegressor
+
+        chosen = chosen[(self.labels[chosen] >= _BEGINS) & (self.labels[chosen] < _BEGINS_END)]
+        bytes_ = np.array([self.bytes[i] - self.bases[i, self.labels[i] - _BEGINS] for i in chosen])
+        fitted = DecisionTreeRegressor(min_samples_leaf=LEAF, max_depth=DEPTH, random_state=0).fit(
+            self.values[chosen], np.log2(np.maximum(bytes_, 1))
+        )
+        leaves = fitted.apply(self.values[chosen])
+        return columns_of(fitted.tree_, lambda node: (0, int(np.median(bytes_[leaves == node])), 0))
+
+    def _leaf(self, chosen: Any) -> Tuple[int, float, int]:
+        """The sum, the factor and the bytes beyond with the least error for these cases."""
+        import numpy as np
+
+        labels, counts = np.unique(self.labels[chosen], return_counts=True)
+        most = int(labels[counts.argmax()])
+        if _BEGINS <= most < _BEGINS_END:
+            return most - _BEGINS, 1.0, BEYOND
+        taken, scale = self.bytes[chosen], self.scale[chosen]
+        best = (float(np.mean(taken / scale)), 0, 0.0, 0)
+        for base in range(1, len(BASES)):
+            sums = self.bases[chosen, base]
+            rest = min(max(0, int(np.median(taken - sums))), BEYOND - 1)
+            for times, more in ((1.0, 0), (1.0, rest), (float(np.median(taken / np.maximum(sums, 1))), 0)):
+                error = float(np.mean(np.abs(times * sums + more - taken) / scale))
+                best = min(best, (error + 1e-4, base, times, more))
+        return best[1], best[2], best[3]
+
+
+def columns_of(inner: Any, leaf: Callable[[int], Tuple[int, float, int]]) -> Columns:
+    """A fitted tree as three columns, node by node, left ones first."""
+    columns: Columns = [[], [], []]
+
+    def add(node: int) -> None:
+        here = len(columns[0])
+        if inner.children_left[node] < 0:
+            base, times, beyond = leaf(node)
+            for column, value in zip(columns, (-1 - base, times, beyond)):
+                column.append(value)
+            return
+        for column, value in zip(columns, (int(inner.feature[node]), float(inner.threshold[node]), 0)):
+            column.append(value)
+        add(int(inner.children_left[node]))
+        columns[2][here] = len(columns[0])
+        add(int(inner.children_right[node]))
+
+    add(0)
+    # Fewer digits than a threshold's distance to the values beside it.
+    columns[1] = [float(f"{value:.7g}") for value in columns[1]]
+    return columns
+
+
+def grow(cases: Sequence[MeasuredCall]) -> Dict[str, Dict[str, Any]]:
+    """A forest for each kind of call."""
+    import numpy as np
+
+    forests = {}
+    for name in CALLS:
+        grower = Grower([case for case in cases if case.call.convolution.call == name])
+        everything = np.arange(len(grower.cases))
+        trees = [grower.tree(everything, seed) for seed in range(TREES)]
+        forests[name] = {"trees": trees, "beyond": grower.beyond(everything)}
+    return forests
+
+
+def as_columns(forests: Dict[str, Dict[str, Any]], cases: int) -> Tuple[Dict[str, Any], List[Column]]:
+    """The file's header and columns."""
+    header = {
+        "format": FORMAT,
+        "features": list(FEATURES),
+        "bases": list(BASES),
+        "card": {
+            "data": f"{cases} calls on an H200",
+            "command": "python -m lab.fit.workspaces",
+        },
+        "calls": {name: len(forest["trees"]) + 1 for name, forest in forests.items()},
+    }
+    columns: List[Column] = [
+        (code, array(code, column))
+        for forest in forests.values()
+        for tree in (*forest["trees"], forest["beyond"])
+        for code, column in zip(COLUMNS, tree)
+    ]
+    return header, columns
+
+
+def as_read(forests: Dict[str, Dict[str, Any]]) -> Dict[str, Forest]:
+    """The forests as they are read from a file."""
+    header, columns = as_columns(forests, 0)
+    return from_columns(header, [column for _, column in columns])
+
+
+def check(cases: Sequence[MeasuredCall]) -> List[str]:
+    """Errors on shapes left out of the fit, as shares of the bytes of input and output."""
+    errors: Dict[Tuple[str, bool], List[float]] = {}
+    for fold in range(FOLDS):
+        seen = [case for case in cases if _fold(case) != fold]
+        forests = as_read(grow(seen))
+        for case in cases:
+            if _fold(case) == fold:
+                forest = forests[case.call.convolution.call]
+                found = forest.answers(features(case.call), base_bytes(case.call))
+                off = abs(median(found) - case.bytes)
+                whole = case.call.data + case.call.output
+                key = (case.call.convolution.call, whole >= PLENTY)
+                errors.setdefault(key, []).append(off / (whole + NOTHING))
+    lines = ["call     convolutions       n   right within 10 %   mean error, of input and output"]
+    for (name, large), values in sorted(errors.items()):
+        right = sum(value <= 0.1 for value in values) / len(values)
+        kind = "from 50 MB" if large else "smaller"
+        lines.append(f"{name:8} {kind:12} {len(values):7,}   {right:17.1%}   {sum(values) / len(values):.3f}")
+    return lines
+
+
+def _fold(case: MeasuredCall) -> int:
+    return crc32(case.shape.encode()) % FOLDS
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Fit, or check."""
+    parser = argparse.ArgumentParser(prog="python -m lab.fit.workspaces", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="print errors on shapes left out; write nothing")
+    options = parser.parse_args(argv)
+    return exit_code(lambda: _run(options.check))
+
+
+def _run(only_check: bool) -> int:
+    require("numpy", "sklearn")
+    cases = load_calls(OPERATORS)
+    if only_check:
+        print("\n".join(check(cases)))
+        return 0
+    forests = grow(cases)
+    measured = to_keep(cases, as_read(forests))
+    path = MODELS / FILE
+    path.write_bytes(to_bytes(*as_columns(forests, len(cases))))
+    path.with_name(measured_calls.FILE).write_bytes(measured_bytes(measured))
+    leaves = sum(
+        feature < 0 for forest in forests.values() for tree in forest["trees"] for feature in tree[0]
+    )
+    print(f"{len(cases):,} calls, {leaves:,} leaves, {path.stat().st_size:,} bytes: {path.name}")
+    known, kept = len(measured.known), len(measured.calls)
+    print(f"{known:,} convolutions known, {kept:,} calls kept that the trees do not tell")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

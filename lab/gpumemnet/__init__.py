@@ -1,0 +1,1 @@
+"""GPUMemNet, trained as its authors do."""

@@ -1,0 +1,156 @@
+"""Trace the catalogue's library models, where timm, torchvision and transformers are installed.
+
+    python -m lab.known.collect --out DIR [--jobs 16] [--total-seconds 230] [--sizes N]
+
+One file a model and size: print(model), the tree of its modules with their parameters, its layers as they are
+called, and its traced steps in each precision. `python -m lab.known.pack` makes
+models/known-models.bin from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import lzma
+import sys
+import time
+import warnings
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+
+import torch
+from torch import nn
+
+from lab.children import Children
+from lab.collect.build import build_model, import_sources
+from lab.collect.entries import Entry, load_catalogue
+from lab.collect.measure import FLOATS
+from lab.collect.tasks import Feed, task_named
+from lab.command import exit_code
+from lab.known import BATCH
+from slurm_gpumem.files import write_atomic
+from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.loop import Inputs
+from slurm_gpumem.tracing.trace_model import summarize
+
+LIBRARIES = ("torchvision", "timm", "transformers")
+PRECISIONS = ("fp32", "amp-bf16", "bf16")
+LIMIT_SECONDS = 100
+
+
+def traced(entry: Entry, size: int, precisions: Tuple[str, ...]) -> Dict[str, Any]:
+    """What a model prints and how it trains at one input size."""
+    model = _built(entry, size)
+    found: Dict[str, Any] = {**entry.as_row(), "size": size, "print": str(model), "tree": list(_tree(model))}
+    found["traces"], found["errors"] = {}, {}
+    for precision in precisions:
+        try:
+            document = json.loads(to_json(_traced(entry, size, model, precision)))
+        except Exception as error:  # noqa: BLE001 - whatever a library's code raises there
+            found["errors"][precision] = f"{type(error).__name__}: {str(error)[:300]}"
+            continue
+        if precision == "fp32":
+            found["model_fields"], found["layers"] = document["model"], document["layers"]
+        found["traces"][precision] = document["trace"]
+    return found
+
+
+def _built(entry: Entry, size: int) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return build_model(entry, size)
+    except Exception:  # noqa: BLE001 - a model that reads values while it is built
+        return build_model(entry, size)
+
+
+def _traced(entry: Entry, size: int, model: nn.Module, precision: str) -> ModelSummary:
+    make, loss = task_named(entry.task)
+    dtype = FLOATS.get(precision, torch.float32)
+
+    def batch(count: int) -> Inputs:
+        config = getattr(model, "config", None)
+        made = make(Feed(count, size, torch.device("meta"), dtype, entry.task_args, config))
+        return Inputs(made.args, made.kwargs, made.target)
+
+    return summarize(
+        model, batch, batch_size=BATCH, optimizer="adam", loss=loss, precision=precision, name=entry.build
+    )
+
+
+def _tree(model: nn.Module, depth: int = 0) -> Iterator[Tuple[int, str, int]]:
+    """Depth, class and parameters of every module, its children's included, in the order of definition."""
+    yield depth, type(model).__name__, sum(p.numel() for p in model.parameters())
+    for child in model.children():
+        yield from _tree(child, depth + 1)
+
+
+def name_of(entry: Entry, size: int) -> str:
+    """The file of a model and size."""
+    return sha1(f"{entry.id}@{size}".encode()).hexdigest()[:16] + ".json.xz"
+
+
+def _into(folder: Path, entry: Entry, size: int) -> Dict[str, Any]:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    started = time.process_time()
+    found = traced(entry, size, PRECISIONS)
+    text = json.dumps(found, separators=(",", ":"))
+    if found["traces"]:
+        write_atomic(folder / name_of(entry, size), lzma.compress(text.encode(), preset=2), mode=None)
+    return {"cpu": round(time.process_time() - started, 1), "errors": found["errors"]}
+
+
+def tasks(sizes: int, names: Optional[List[str]]) -> List[Tuple[Entry, int]]:
+    """Every model at its usual size first, then at others."""
+    entries = [entry for entry in load_catalogue(names) if entry.source in LIBRARIES]
+    entries = [entry for entry in entries if entry.task != "detect"]
+    return [(e, e.sizes[at]) for at in range(sizes) for e in entries if at < len(e.sizes)]
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Trace what the folder does not have."""
+    parser = argparse.ArgumentParser(prog="python -m lab.known.collect", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--sizes", type=int, default=1, help="sizes of each model (1)")
+    parser.add_argument("--total-seconds", type=float, default=1e9, help="start none after this time")
+    parser.add_argument("--skip", type=Path, metavar="LIST", help="names of files that exist elsewhere")
+    parser.add_argument("--catalogue", nargs="*", metavar="NAME", help="files of the catalogue (all)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="models whose id has this text")
+    return exit_code(lambda: _run(parser.parse_args(argv)))
+
+
+def _run(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    options.out.mkdir(parents=True, exist_ok=True)
+    done: Set[str] = {path.name for path in options.out.glob("*.json.xz")}
+    if options.skip:
+        done |= set(options.skip.read_text().split())
+    queue = [one for one in tasks(options.sizes, options.catalogue) if name_of(*one) not in done]
+    queue = [one for one in queue if options.only in one[0].id]
+    print(f"{len(queue)} to trace; {import_sources([entry for entry, _ in queue])}", flush=True)
+    children, made = Children(), 0
+    while queue or len(children):
+        if time.monotonic() - started > options.total_seconds:
+            queue.clear()
+        while queue and len(children) < options.jobs:
+            entry, size = queue.pop(0)
+            children.start(
+                f"{entry.id}@{size}",
+                lambda entry=entry, size=size: _into(options.out, entry, size),  # type: ignore[misc]
+                LIMIT_SECONDS,
+            )
+        for ended in children.wait(1):
+            made += ended.answer is not None
+            said = json.dumps(ended.answer) if ended.answer else f"FAILED {ended.error[-200:]}"
+            print(f"{ended.tag}: {said}", flush=True)
+    print(f"{made} traced in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

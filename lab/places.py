@@ -1,0 +1,50 @@
+"""Where the laboratory's files are: it runs in a checkout only, so these are paths of the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+_LAB = Path(__file__).resolve().parent
+_REPOSITORY = _LAB.parent
+
+# What to measure: written by hand, and by `collect.survey`; convolutions are those of traced runs.
+CATALOGUE = _LAB / "catalogue"
+PLANS = _LAB / "plans"
+FOOTPRINTS = _LAB / "footprints.json"
+
+# The fits, which are shipped; estimates read them.
+MODELS = _REPOSITORY / "models"
+
+# What the fits are made from and judged by stays in the repository.
+DATA = _LAB / "data"
+GROUND_TRUTH = DATA / "ground-truth"
+HANDWRITTEN = DATA / "handwritten"
+BLIND_CHECKS = (DATA / "blind-check", *(DATA / f"blind-check-{number}" for number in (2, 3, 4)))
+OPERATORS = GROUND_TRUTH / "operators.jsonl.xz"
+NARROW = GROUND_TRUTH / "narrow.jsonl.xz"
+NARROW_CHECK = GROUND_TRUTH / "narrow-check.jsonl.xz"
+SETS = DATA / "utilization"
+GPUUTILNET = SETS / "gpuutilnet.json.gz"
+PREDICTIONS = DATA / "predictions"
+SIMULATION = DATA / "simulation"
+REHEARSAL = _REPOSITORY / "docs" / "admin" / "rehearsal"
+TRACE_FIGURES = DATA / "traces" / "figures.jsonl.gz"
+TRACE_KERNELS = DATA / "traces" / "kernels.jsonl.xz"
+CORRECTION_FOLDS = DATA / "folds" / "correction.json.gz"
+WIDTH_FOLDS = DATA / "folds" / "widths.json"
+TRACE_FOLDS = DATA / "folds" / "trace-correction.json.gz"
+UTILIZATION_FOLDS = DATA / "folds" / "utilization.json.gz"
+INTERFERENCE_FOLDS = DATA / "folds" / "interference.json"
+
+
+def shown(path: Path) -> str:
+    """A path of the repository as people read it: lab/data/ground-truth."""
+    return str(path.relative_to(_REPOSITORY))
+
+
+def under(folder: Optional[Path], path: Path) -> Path:
+    """Where a file of the repository is written: its own place, or the same below `folder`, which is made."""
+    placed = (folder or _REPOSITORY) / path.relative_to(_REPOSITORY)
+    placed.parent.mkdir(parents=True, exist_ok=True)
+    return placed

@@ -1,0 +1,307 @@
+"""How good estimators are on measured runs: errors, underestimates, over-reservation, shards."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from lab.fit import folds
+from lab.fit.relatives_file import only
+from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
+from lab.places import WIDTH_FOLDS
+from lab.score.predictions import Predictions
+from lab.score.trace_figures import Traced, load_figures
+from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.corrected.estimator import corrected
+from slurm_gpumem.estimators.corrected.relatives import Relatives, packaged
+from slurm_gpumem.estimators.coverage import request_at
+from slurm_gpumem.estimators.traced import learned
+from slurm_gpumem.estimators.trees import Correction, read_json
+from slurm_gpumem.estimators.types import Estimate
+from slurm_gpumem.estimators.width import Width
+from slurm_gpumem.estimators.width import from_json as widths_from_json
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import MIB, ceil_div
+
+CHUNK = 40
+"""Runs that one process scores at a time."""
+INPUTS = {
+    "torchinfo_full": "all layers",
+    "torchinfo_deep": "all layers",
+    "torchsummary": "torchsummary",
+    "torchinfo": "default depth",
+    "print": "print(model)",
+}
+"""What people call the texts of TOOLS."""
+LEARNED = "corrected"
+"""The estimator that was fitted on measured runs and must not be scored on those it saw."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One estimator's answer for one run."""
+
+    run: MeasuredRun
+    estimator: str
+    format: str
+    real_mib: int
+    peak_mib: int
+    request_mib: int
+    warned: bool = False
+    """Whether the answer came with a warning."""
+
+    @property
+    def error(self) -> float:
+        """(estimate - real) / real."""
+        return (self.peak_mib - self.real_mib) / self.real_mib
+
+    @property
+    def over_reservation(self) -> float:
+        """(request - real) / real."""
+        return (self.request_mib - self.real_mib) / self.real_mib
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that an estimator or the reader could not answer for."""
+
+    run: MeasuredRun
+    estimator: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One line of the accuracy table; shares and errors are fractions."""
+
+    count: int
+    median_error: float
+    p90_error: float
+    under_peak: float
+    """Share of runs whose real memory is above the estimate."""
+    under_request: float
+    """Share of runs whose real memory is above the request."""
+    under_unwarned: float
+    """Share of runs whose real memory is above the request, and no warning was given."""
+    over_reservation: float
+    """Median of (request - real) / real."""
+    capacity: float
+    """Sum of the requests as a multiple of the sum of the needs: what Slurm counts."""
+    over_half: float
+    """Share of requests above 1.5 times the need."""
+    over_twice: float
+    """Share of requests above twice the need."""
+    shards_exact: float
+    shards_within_one: float
+    shards_too_few: float
+
+
+def score(
+    truth: GroundTruth, estimators: Sequence[str], formats: Sequence[str] = ()
+) -> Tuple[List[Score], List[Failure]]:
+    """Every estimator on every run, from the best text of each (or from each of `formats` that it has)."""
+    chunks = _chunks(truth.runs)
+    if len(chunks) == 1:
+        return _score_runs(truth, estimators, formats)
+    scores: List[Score] = []
+    failures: List[Failure] = []
+    with ProcessPoolExecutor() as pool:
+        asked = [
+            pool.submit(_score_runs, GroundTruth(chunk, _texts_of(chunk, truth), {}), estimators, formats)
+            for chunk in chunks
+        ]
+        for done in asked:
+            more, failed = done.result()
+            scores += more
+            failures += failed
+    return scores, failures
+
+
+def _chunks(runs: Sequence[MeasuredRun]) -> List[Tuple[MeasuredRun, ...]]:
+    """The runs in their order, for one process after the other; a text is read once in each."""
+    return [tuple(runs[at : at + CHUNK]) for at in range(0, len(runs), CHUNK)]
+
+
+def _texts_of(runs: Sequence[MeasuredRun], truth: GroundTruth) -> Dict[str, Mapping[str, str]]:
+    return {run.summary: truth.texts[run.summary] for run in runs}
+
+
+def _score_runs(
+    truth: GroundTruth, estimators: Sequence[str], formats: Sequence[str]
+) -> Tuple[List[Score], List[Failure]]:
+    scores: List[Score] = []
+    failures: List[Failure] = []
+    parsed: Dict[Tuple[str, str], ModelSummary] = {}
+    held_out = _held_out()
+    for run in truth.runs:
+        texts = truth.texts[run.summary]
+        for chosen in _choose(texts, formats):
+            try:
+                if (run.summary, chosen) not in parsed:
+                    # A trailing line break marks it as text: a one-line summary is no path.
+                    parsed[run.summary, chosen] = read_summary(texts[chosen].rstrip("\n") + "\n")
+                summary = parsed[run.summary, chosen]
+                real = real_mib(run, summary)
+            except GpumemError as error:
+                failures += [Failure(run, name, str(error)) for name in estimators]
+                continue
+            for name in estimators:
+                if name == registry.TRACE:
+                    scores += held_out.traced(run, chosen, real)
+                    continue
+                try:
+                    if name == LEARNED:
+                        estimate = held_out.estimate(run, summary)
+                    else:
+                        estimate = registry.run(name, summary, run.job, run.gpu)
+                except GpumemError as error:
+                    failures.append(Failure(run, name, str(error)))
+                    continue
+                warned = bool(estimate.warnings or summary.warnings)
+                scores.append(Score(run, name, chosen, real, estimate.peak_mib, estimate.request_mib, warned))
+    return scores, failures
+
+
+def score_stored(truth: GroundTruth, predictions: Predictions) -> List[Score]:
+    """Stored answers, made from the fullest text of each run; runs that have none are left out."""
+    scores: List[Score] = []
+    for run in truth.runs:
+        if run.key not in predictions.rows:
+            continue
+        peak, request = predictions.rows[run.key]
+        texts = truth.texts[run.summary]
+        chosen = _choose(texts, ())[0]
+        real = run.process_mib
+        if real is None:
+            real = real_mib(run, read_summary(texts[chosen].rstrip("\n") + "\n"))
+        scores.append(Score(run, predictions.estimator, chosen, real, peak, request))
+    return scores
+
+
+class _HeldOut:
+    """The learned estimators, answering for each model by the fit that never saw it."""
+
+    def __init__(self) -> None:
+        self._traces: Optional[Dict[str, Traced]] = None
+        self._trace_folds: List[Correction] = []
+        self._folds: List[Correction] = []
+        self._relatives: List[Relatives] = []
+        self._width_folds: List[Mapping[str, Width]] = []
+
+    def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
+        if not self._folds:
+            self._folds = folds.load_folds()
+            self._relatives = [
+                only(packaged(), lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
+                for number in range(folds.FOLDS)
+            ]
+        number = folds.fold_of_name(str(run.row.get("model", run.summary)))
+        return corrected(
+            summary, run.job, run.gpu, self._folds[number], self._relatives[number], self._widths(run)
+        )
+
+    def _widths(self, run: MeasuredRun) -> Mapping[str, Width]:
+        """How wide requests are, by a fit without the run's family or kind."""
+        if not self._width_folds:
+            content = read_json(WIDTH_FOLDS)
+            self._width_folds = [widths_from_json(part, str(WIDTH_FOLDS)) for part in content]
+        return self._width_folds[folds.fold_of_run(run.row)]
+
+    def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
+        """The score of a run whose trace's figures are kept; none for others."""
+        if self._traces is None:
+            self._traces = load_figures()
+            self._trace_folds = folds.load_trace_folds() if self._traces else []
+        found = self._traces.get(run.key)
+        if found is None:
+            return []
+        total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
+        moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
+        correction = self._trace_folds[folds.fold_of(found.model)]
+        wide = self._widths(run)[learned.GROUP]
+        spread = learned.spread_of(found.features, correction)
+        asked = learned.requests_of(total, spread, run.job.batch_size, wide)
+        request = request_at(asked, wide.coverage) + moved
+        return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request)]
+
+
+@lru_cache(maxsize=1)
+def _held_out() -> _HeldOut:
+    return _HeldOut()
+
+
+def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:
+    """The table's numbers of a group of scores, which must not be empty."""
+    errors = sorted(abs(s.error) for s in scores)
+    surplus = [ceil_div(s.request_mib, shard_mib) - ceil_div(s.real_mib, shard_mib) for s in scores]
+    return Figures(
+        count=len(scores),
+        median_error=quantile(errors, 0.5),
+        p90_error=quantile(errors, 0.9),
+        under_peak=_share(s.peak_mib < s.real_mib for s in scores),
+        under_request=_share(s.request_mib < s.real_mib for s in scores),
+        under_unwarned=_share(s.request_mib < s.real_mib and not s.warned for s in scores),
+        over_reservation=quantile(sorted(s.over_reservation for s in scores), 0.5),
+        capacity=sum(s.request_mib for s in scores) / sum(s.real_mib for s in scores),
+        over_half=_share(s.request_mib > 1.5 * s.real_mib for s in scores),
+        over_twice=_share(s.request_mib > 2 * s.real_mib for s in scores),
+        shards_exact=_share(n == 0 for n in surplus),
+        shards_within_one=_share(abs(n) <= 1 for n in surplus),
+        shards_too_few=_share(n < 0 for n in surplus),
+    )
+
+
+def grouped(scores: Iterable[Score], by: str) -> Dict[str, List[Score]]:
+    """Scores by a field ("family", "precision", "gpu", "format" ...; see `field_of`), names sorted."""
+    groups: Dict[str, List[Score]] = {}
+    for item in scores:
+        groups.setdefault(field_of(item, by), []).append(item)
+    return dict(sorted(groups.items()))
+
+
+def field_of(item: Score, by: str) -> str:
+    """What a score is grouped by: a property of the answer, of the job, or any field of the row."""
+    own: Mapping[str, Callable[[], str]] = {
+        "estimator": lambda: item.estimator,
+        "format": lambda: item.format,
+        "input": lambda: "trace" if item.estimator == registry.TRACE else INPUTS[item.format],
+        "code": lambda: folds.kind_of_code(item.run.row),
+        "gpu": lambda: item.run.gpu.entry or item.run.gpu.name,
+        "precision": lambda: item.run.job.precision,
+        "optimizer": lambda: item.run.job.optimizer,
+        "part": lambda: part_of(str(item.run.row.get("model", item.run.key))),
+    }
+    if "+" in by:
+        return ", ".join(field_of(item, part) for part in by.split("+"))
+    return own[by]() if by in own else str(item.run.row.get(by, "-"))
+
+
+def worst(scores: Sequence[Score], count: int) -> List[Score]:
+    """The runs whose peak is farthest off; one a model, so that none fills the list."""
+    seen: Dict[str, Score] = {}
+    for item in sorted(scores, key=lambda s: -abs(s.error)):
+        seen.setdefault(str(item.run.row.get("model", item.run.key)), item)
+    return list(seen.values())[:count]
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the sorted values lie, interpolated between neighbours."""
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def _share(flags: Iterable[bool]) -> float:
+    values = list(flags)
+    return sum(values) / len(values)
+
+
+def _choose(texts: Mapping[str, str], formats: Sequence[str]) -> List[str]:
+    if formats:
+        return [name for name in formats if name in texts]
+    return [next(name for name in TOOLS if name in texts)]

@@ -1,0 +1,185 @@
+"""Trace models of measured runs again, on this machine's CPU, and keep the traces in a folder.
+
+    python -m lab.score.trace_rows --cache DIR [--part development] [--limit 200] [--match TEXT]
+
+Each run is traced in a forked child with a time limit; what the folder has already is not traced again.
+`trace_score` compares the traces with the measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import gzip
+import json
+import logging
+import random
+import sys
+import time
+import warnings
+from contextlib import nullcontext
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+
+from lab.children import Children
+from lab.collect.build import build_model, import_sources
+from lab.collect.entries import Entry
+from lab.collect.measure import FLOATS, checkpoint, optimizer_over
+from lab.collect.tasks import Feed, task_named
+from lab.command import exit_code
+from lab.ground_truth import load_ground_truth_rows, part_of
+from lab.places import GROUND_TRUTH, shown
+from slurm_gpumem.files import write_atomic
+from slurm_gpumem.summaries.own import parse, to_json
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
+from slurm_gpumem.tracing.loop import Inputs
+from slurm_gpumem.tracing.trace_model import summarize
+
+Row = Mapping[str, Any]
+LIMIT_SECONDS = 300
+
+
+def trace_row(row: Row, **options: Any) -> ModelSummary:
+    """Build the row's model and trace its training as it was measured."""
+    entry = entry_of(row)
+    # Networks that people wrote say "cuda" as they are built and run: the command lets them, so does this.
+    theirs = entry.source == "repository"
+    with cuda_is_here("cpu") if theirs else nullcontext():
+        model = build_model(entry, row["size"])
+    toggles = row.get("toggles", {})
+    checkpoint(model, bool(toggles.get("checkpointing")))
+    make, loss = task_named(row["task"])
+    dtype = FLOATS.get(row["precision"], torch.float32)
+    last = bool(toggles.get("channels_last"))
+
+    # Detectors read their boxes.
+    device = torch.device("cpu" if row["task"] == "detect" else "meta")
+
+    def batch(size: int) -> Inputs:
+        config = getattr(model, "config", None)
+        made = make(Feed(size, row["size"], device, dtype, row["task_args"], config))
+        args = made.args
+        if last:
+            args = tuple(a.to(memory_format=torch.channels_last) if a.dim() == 4 else a for a in args)
+        return Inputs(args, made.kwargs, made.target)
+
+    optimizer: Callable[..., torch.optim.Optimizer] = lambda p: optimizer_over(row["optimizer"], p)  # noqa: E731
+    with cuda_is_here("meta") if theirs else nullcontext():
+        return summarize(
+            model,
+            batch,
+            batch_size=row["batch"],
+            optimizer=optimizer,
+            loss=loss,
+            precision="fp32" if row["precision"] == "tf32" else row["precision"],
+            grad_accumulation=int(toggles.get("accumulate", 1)),
+            channels_last=last,
+            evaluate=bool(toggles.get("evaluate")),
+            name=row["model"],
+            **options,
+        )
+
+
+def entry_of(row: Row) -> Entry:
+    """The catalogue's entry, from a row."""
+    names = ("source", "family", "build", "task", "args", "task_args")
+    return Entry(id=row["model"], **{name: row[name] for name in names})
+
+
+def path_of(cache: Path, key: str) -> Path:
+    """Where a run's trace is kept."""
+    return cache / f"{sha1(key.encode()).hexdigest()[:20]}.json.gz"
+
+
+def kept_trace(cache: Path, key: str) -> Optional[Tuple[ModelSummary, Dict[str, Any]]]:
+    """A run's traced summary and what is kept beside it; None where the folder has none."""
+    path = path_of(cache, key)
+    if not path.exists():
+        return None
+    with gzip.open(path, "rt") as file:
+        beside, text = json.loads(file.readline()), file.read()
+    return parse(text, origin=key), beside
+
+
+def chosen_rows(
+    part: str, match: str, limit: int, real: bool, seed: int = 1, data: Optional[Path] = None
+) -> List[Row]:
+    """Good rows of a part, in a random order that takes one row of every model before any second."""
+    rows = [row for row in load_ground_truth_rows(data) if not row.get("error") and row.get("reserved_bytes")]
+    rows = [row for row in rows if part in ("all", part_of(row["model"])) and match in row["key"]]
+    rows = [row for row in rows if not real or not row["family"].startswith("synthetic")]
+    random.Random(seed).shuffle(rows)
+    rounds: Dict[str, int] = {}
+    order = []
+    for index, row in enumerate(rows):
+        rounds[row["model"]] = rounds.get(row["model"], 0) + 1
+        synthetic = row["family"].startswith("synthetic")
+        order.append((rounds[row["model"]] + (index % 3 if synthetic else 0), index))
+    ordered: List[Row] = [rows[index] for _, index in sorted(order)]
+    return ordered[:limit] if limit else ordered
+
+
+def _trace_into(path: Path, row: Row) -> Dict[str, Any]:
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    started, cpu = time.monotonic(), time.process_time()
+    summary = trace_row(row)
+    seconds, cpu = time.monotonic() - started, time.process_time() - cpu
+    kept = {"key": row["key"], "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2)}
+    text = json.dumps(kept) + "\n" + to_json(summary)
+    write_atomic(path, gzip.compress(text.encode(), 6), mode=None)
+    return kept
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Trace what is missing."""
+    parser = argparse.ArgumentParser(prog="python -m lab.score.trace_rows", description=__doc__)
+    parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--data", type=Path, metavar="DIR", help=f"measured runs ({shown(GROUND_TRUTH)})")
+    parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
+    parser.add_argument("--match", default="", metavar="TEXT", help="only keys with this text")
+    parser.add_argument("--real", action="store_true", help="no generated networks")
+    parser.add_argument("--limit", type=int, default=0, metavar="N")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
+    parser.add_argument("--again", action="store_true", help="trace these again")
+    options = parser.parse_args(argv)
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    options.cache.mkdir(parents=True, exist_ok=True)
+    rows = chosen_rows(options.part, options.match, options.limit, options.real, data=options.data)
+    left = [row for row in rows if options.again or not path_of(options.cache, row["key"]).exists()]
+    print(f"{len(rows)} runs, {len(left)} to trace", flush=True)
+    trace_missing(left, options.cache, options.jobs)
+    return 0
+
+
+def trace_missing(left: Sequence[Row], cache: Path, jobs: int = 1) -> None:
+    """Trace these rows into the folder, each in a child of its own."""
+    import_sources([entry_of(row) for row in left])
+    gc.collect()
+    gc.freeze()
+    children, failed, done = Children(), 0, 0
+    queue = list(left)
+    while queue or len(children):
+        while queue and len(children) < jobs:
+            row = queue.pop(0)
+            path = path_of(cache, row["key"])
+            children.start(row["key"], lambda path=path, row=row: _trace_into(path, row), LIMIT_SECONDS)  # type: ignore[misc]
+        for ended in children.wait(1):
+            answer = ended.answer or {}
+            failed += not answer
+            done += 1
+            said = f"{answer['cpu_seconds']:.1f} s" if answer else f"FAILED {ended.error[-200:]}"
+            print(f"{done}/{len(left)} {ended.tag}: {said}", flush=True)
+    print(f"{len(left) - failed} traced, {failed} failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

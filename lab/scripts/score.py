@@ -1,0 +1,219 @@
+"""Score traced scripts against their runs on the GPU.
+
+    python -m lab.scripts.score [--later] [--as-traced]           one line for each list
+    python -m lab.scripts.score LIST ... [--later] [--as-traced]  every script of these, together
+    python -m lab.scripts.score rows.jsonl ...                    the same for rows in other files
+
+lab/data/scripts/LIST holds traced.jsonl.xz, measured.jsonl.xz and, where scripts were traced again since,
+later.jsonl.xz. Rows of one name are put together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Dict, Iterable, List, Optional, Sequence
+
+from lab.command import exit_code
+from lab.ground_truth import open_text
+from lab.places import DATA
+from lab.scripts.run import LISTS
+from slurm_gpumem import estimate
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.units import MIB, ceil_div
+
+_ON_THE_CPU = 64 << 20
+_NEVER_TRAINED = 1 << 30
+"""A run that ended with an error and took less than this had not begun: little more than a context."""
+ROWS = DATA / "scripts"
+Row = Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One script that was traced and run; sizes in MiB."""
+
+    name: str
+    need: int
+    peak: int
+    request: int
+    reserved: int
+    context: int
+    warned: bool
+    seconds: float
+    beyond: Optional[float]
+    """Seconds of the trace beyond the script's own start, where that was measured."""
+    phases: Sequence[str]
+
+    @property
+    def error(self) -> float:
+        """Of the peak."""
+        return self.peak / self.need - 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of the scripts of some lists."""
+
+    judged: List[Judged] = field(default_factory=list)
+    not_traced: List[str] = field(default_factory=list)
+    failed: List[str] = field(default_factory=list)
+    """They ended with an error on the GPU by themselves."""
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m lab.scripts.score", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="LIST", help=f"of {', '.join(LISTS)}, or files of rows")
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--later", action="store_true", help="with what was traced again since")
+    parser.add_argument("--as-traced", action="store_true", help="estimates as made by the trace's program")
+    args = parser.parse_args(argv)
+    return exit_code(lambda: _print(args))
+
+
+def _print(args: argparse.Namespace) -> int:
+    if args.rows:
+        rows = load(args.rows, args.later)
+        print("\n".join(lines(rows, args.gpu, args.as_traced)))
+        return 0
+    print("list            scripts  not traced  median     P90  below (silent)   sum  > 1.5   > 2")
+    for name in LISTS:
+        result = judge(load([name], args.later), args.gpu, args.as_traced)
+        print(f"{name:<16}{len(result.judged):>7}{len(result.not_traced):>12}  " + _table_row(result.judged))
+    return 0
+
+
+def load(names: Iterable[str], later: bool = False) -> List[Row]:
+    """The rows of lists or files by the scripts' names."""
+    rows: Dict[str, Row] = {}
+    kinds = ("traced", "later", "measured") if later else ("traced", "measured")
+    for name in names:
+        own = [ROWS / name / f"{kind}.jsonl.xz" for kind in kinds] if name in LISTS else [Path(name)]
+        found = [path for path in own if path.exists()]  # not every list was traced again
+        if not found:
+            raise UsageError(f"{name} is no file of rows and no list; lists: {', '.join(LISTS)}")
+        for path in found:
+            with open_text(path) as file:
+                for row in map(json.loads, file):
+                    rows.setdefault(row["name"], {}).update(row)
+    return list(rows.values())
+
+
+def judge(rows: Iterable[Row], gpu: str, as_traced: bool = False) -> Result:
+    """Estimates beside needs; `as_traced`: with the estimates that were noted before the runs."""
+    result = Result()
+    for row in sorted(rows, key=lambda row: str(row["name"])):
+        if row.get("process_bytes", 0) < _ON_THE_CPU:
+            continue  # failed by itself, or never used the GPU
+        ended = row["run_code"] not in (0, None)
+        if ended and ("summary" not in row or row["process_bytes"] < _NEVER_TRAINED):
+            result.failed.append(str(row["name"]))
+        elif "summary" not in row:
+            result.not_traced.append(str(row["name"]))
+        else:
+            result.judged.append(_judged(row, gpu, as_traced))
+    return result
+
+
+def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
+    made = estimate(row["summary"], gpu=gpu)
+    noted = as_traced and "peak_mib" in row  # the first list's were not
+    reserved = round(row["reserved_bytes"] / MIB)
+    context = made.parts["context"]
+    seconds = float(row["trace_seconds"])
+    start = row.get("start_seconds")
+    return Judged(
+        name=str(row["name"]),
+        # Workspaces that cuDNN tries for a moment are over between two looks at the process.
+        need=max(round(row["process_bytes"] / MIB), reserved + context),
+        peak=row["peak_mib"] if noted else made.peak_mib,
+        request=row["request_mib"] if noted else made.request_mib,
+        reserved=reserved,
+        context=context,
+        warned=bool(made.warnings),
+        seconds=seconds,
+        beyond=max(0.0, seconds - start) if start else None,
+        phases=[name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")],
+    )
+
+
+def lines(rows: Sequence[Row], gpu: str, as_traced: bool = False) -> List[str]:
+    """Every script, and their sums."""
+    found = ["script                          need  traced  error  request  reserved error    s  phases seen"]
+    result = judge(rows, gpu, as_traced)
+    found += [_line(one) for one in result.judged]
+    if not result.judged:
+        return [*found, "no script was both traced and run", _traced_only(rows)]
+    return [*found, _sums(result.judged), _times(result)]
+
+
+def _line(one: Judged) -> str:
+    traced = one.peak - one.context
+    return (
+        f"{one.name:<29}{one.need:>7}{one.peak:>8}{100 * one.error:>+6.1f}%{one.request:>8}"
+        f"{one.reserved:>9}{100 * (traced / max(1, one.reserved) - 1):>+6.1f}%{one.seconds:>6.1f}  "
+        + " ".join(one.phases)
+    )
+
+
+def _sums(judged: Sequence[Judged]) -> str:
+    sizes = sorted(abs(one.error) for one in judged)
+    below = [one for one in judged if one.request < one.need]
+    silent = [one.name for one in below if not one.warned]
+    wide = [one.request / one.need for one in judged]
+    exact = sum(ceil_div(one.request, 1024) == ceil_div(one.need, 1024) for one in judged)
+    return (
+        f"{len(judged)} scripts: median {100 * median(sizes):.1f} %, "
+        f"P90 {100 * sizes[int(0.9 * len(sizes))]:.1f} %; "
+        f"request below need {len(below)} ({100 * len(below) / len(judged):.1f} %), "
+        f"without a warning {len(silent)}"
+        + (f" ({', '.join(silent)}); " if silent else "; ")
+        + f"sum of requests / sum of needs {_sum(judged):.2f}; "
+        f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}"
+    )
+
+
+def _table_row(judged: Sequence[Judged]) -> str:
+    sizes = sorted(abs(one.error) for one in judged)
+    below = [one for one in judged if one.request < one.need]
+    wide = [one.request / one.need for one in judged]
+    return (
+        f"{100 * median(sizes):>4.1f} %{100 * sizes[int(0.9 * len(sizes))]:>6.1f} %"
+        f"{len(below):>7} ({sum(not one.warned for one in below):>2})    {_sum(judged):>8.2f}"
+        f"{sum(w > 1.5 for w in wide):>7}{sum(w > 2 for w in wide):>6}"
+    )
+
+
+def _sum(judged: Sequence[Judged]) -> float:
+    return sum(one.request for one in judged) / sum(one.need for one in judged)
+
+
+def _times(result: Result) -> str:
+    missing, ended = ", ".join(result.not_traced), ", ".join(result.failed)
+    of = len(result.not_traced) + len(result.judged)
+    beyond = [one.beyond for one in result.judged if one.beyond is not None]
+    said = f"not traced: {len(result.not_traced)} of {of} ({missing or 'none'}); "
+    said += f"time to trace: median {median(one.seconds for one in result.judged):.1f} s"
+    if beyond:
+        said += f", beyond the script's own start {median(beyond):.1f} s ({len(beyond)} scripts)"
+    return said + (f"; left out, ended with an error on the GPU: {ended}" if ended else "")
+
+
+def _traced_only(rows: Sequence[Row]) -> str:
+    """Of rows that were not measured: how many were traced, and how long that took."""
+    traced = [row for row in rows if "summary" in row]
+    failed = sorted(str(row["name"]) for row in rows if "trace_error" in row and "summary" not in row)
+    said = f"traced: {len(traced)} of {len(traced) + len(failed)} (not: {', '.join(failed) or 'none'})"
+    if not traced:
+        return said
+    onward = [row["trace_seconds"] - row["trace_first_step"] for row in traced if row.get("trace_first_step")]
+    after = f", {median(onward):.1f} s of it after the first optimizer step" if onward else ""
+    return f"{said}; time to trace: median {median(row['trace_seconds'] for row in traced):.1f} s{after}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
