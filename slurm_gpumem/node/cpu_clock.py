@@ -15,7 +15,7 @@ from typing import Dict, Iterable, Iterator, List, Mapping, Optional
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.owners import STEPD, Owners, job_cgroups
+from slurm_gpumem.node.owners import Owners, job_cgroups, step_daemons
 
 CGROUPS = Path("/sys/fs/cgroup")
 _READ_LIMIT = 4096
@@ -48,7 +48,7 @@ class CpuClock:
             return found
         began = time.monotonic()
         try:
-            steps = _steps(others)
+            steps = step_daemons(others)
             found.update(self._by_cgroup(steps, others))
             left = {job_id: job for job_id, job in others.items() if job_id not in found}
             if left:
@@ -114,16 +114,6 @@ def spent_in(path: Path) -> Optional[float]:
         match = _USAGE.search(data)
         return int(match[1]) / 1e6 if match else None
     return int(data) / 1e9 if data.strip().isdigit() else None
-
-
-def _steps(jobs: Mapping[int, NodeJob]) -> Dict[int, List[int]]:
-    """The slurmstepds of these jobs."""
-    found: Dict[int, List[int]] = {}
-    for pid in processes.named("slurmstepd", os.geteuid()):
-        match = STEPD.match(processes.command_line(pid))
-        if match and int(match[1]) in jobs:
-            found.setdefault(int(match[1]), []).append(pid)
-    return found
 
 
 def _ticks(pid: int, *, own: bool) -> int:

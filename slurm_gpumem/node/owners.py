@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterator, Mapping, Optional, Tuple
+from typing import Container, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.node import processes
 
@@ -45,6 +45,16 @@ def _jobs_in(text: str, sluids: Mapping[str, int]) -> Iterator[Tuple[int, str]]:
             if job is not None:
                 yield job, "/".join(parts[:place])
                 break
+
+
+def step_daemons(jobs: Container[int]) -> Dict[int, List[int]]:
+    """The slurmstepds of these jobs; TimeoutError when the search takes too long."""
+    found: Dict[int, List[int]] = {}
+    for pid in processes.named("slurmstepd", os.geteuid()):
+        match = STEPD.match(processes.command_line(pid))
+        if match and int(match[1]) in jobs:
+            found.setdefault(int(match[1]), []).append(pid)
+    return found
 
 
 class Owners:

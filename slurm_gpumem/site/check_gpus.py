@@ -66,6 +66,20 @@ def one_kind_of_sharing_per_node(now: Snapshot) -> Iterator[Finding]:
         )
 
 
+def mps_serves_one_gpu_per_node(now: Snapshot) -> Iterator[Finding]:
+    """Slurm gives gres/mps on one GPU of a node at a time, whatever the others do."""
+    divided = [node for node in now.shared_nodes() if _gres_names(node) & {"shard", "mps"} == {"mps"}]
+    several = [node["NodeName"] for node in divided if node_gpus(node) > 1]
+    if several:
+        yield _warning(
+            "mps-one-gpu",
+            f"{fold_names(several)}: gres/mps on a node with several GPUs",
+            "Slurm lets mps jobs use one GPU of a node at a time: what does not fit there waits, "
+            "and the other GPUs stand idle",
+            "gres/shard there (gpumem setup --gres shard); gres/mps only on nodes with one GPU",
+        )
+
+
 def instances_are_usable(now: Snapshot) -> Iterator[Finding]:
     """MIG instances whose profile nobody knows, and shares that Slurm spreads over instances."""
     unknown: Dict[str, List[str]] = {}
@@ -212,7 +226,7 @@ def spreading_exists(now: Snapshot) -> Iterator[Finding]:
 
 def placement_is_known(now: Snapshot) -> Iterator[Finding]:
     """Which GPU of a node a shared job goes to: no error, but nobody sees it in a job's request."""
-    if not any(gpus > 1 for node in now.shared_nodes() for gpus in [node_gpus(node)]):
+    if not any("shard" in _gres_names(node) and node_gpus(node) > 1 for node in now.shared_nodes()):
         return
     if spreads(now.config):
         what = f"placement: spread ({SPREAD_WORD})"

@@ -81,6 +81,11 @@ FAULTS: Mapping[str, Fault] = {
         "each user's jobs get an MPS server of their own: users take turns on a GPU",
         'a newer driver, or node.mps = "per-user", which is what happens',
     ),
+    "no-driver-limit": Fault(
+        Severity.WARNING,
+        "node.driver_limit is on, and jobs there have no such limit: MPS's own is all there is",
+        "driver 615 or later and cgroup version 2, or node.driver_limit = false",
+    ),
     "no-driver": Fault(
         Severity.CRITICAL, "no job is measured or fenced", "install NVIDIA's driver (nvidia-smi must answer)"
     ),

@@ -26,6 +26,7 @@ Check = Callable[[Snapshot], Iterator[Finding]]
 CHECKS: Tuple[Check, ...] = (
     check_gpus.sharing_is_configured,
     check_gpus.one_kind_of_sharing_per_node,
+    check_gpus.mps_serves_one_gpu_per_node,
     check_gpus.instances_are_usable,
     check_gpus.waiting_jobs_have_their_profile,
     check_gpus.shares_divide_evenly,
@@ -54,6 +55,7 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.prolog_runs_at_allocation,
     check_hooks.hooks_are_complete,
     check_hooks.reports_arrive,
+    check_hooks.driver_limit_is_untried,
     check_hosts.hosts_are_sound,
     check_hosts.hooks_were_seen,
     check_hosts.nodes_answer,

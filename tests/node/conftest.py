@@ -140,6 +140,7 @@ def write_site_config(root: Path, config: NodeConfig) -> None:
     }
     lines = [f'{key} = "{value}"' for key, value in values.items() if value is not None]
     lines += [f"{key} = {value}" for key, value in numbers.items()]
+    lines.append(f"thread_percentage = {str(config.thread_percentage).lower()}")
     (root / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
 
 

@@ -190,6 +190,23 @@ def test_gres_mps_takes_the_limit_from_the_record(node: Node) -> None:
 
 
 @needs_root
+def test_gres_mps_takes_no_part_of_the_sms_away_unless_the_site_wants_it(node: Node) -> None:
+    node.hook("prolog", node.env(7))
+    given = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
+    assert _exports(node, **given)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "unset"
+    node.with_config(thread_percentage=True).hook("prolog", node.env(7))
+    # 8,192 of the 40,960 MiB of the GPU.
+    assert _exports(node, **given)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "20"
+
+
+@needs_root
+def test_a_percentage_of_the_users_own_stays_in_a_job_with_shards(node: Node) -> None:
+    node.hook("prolog", node.env(7))
+    own = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "SLURM_SHARDS_ON_NODE": "8"}
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in _exports(node, **own)
+
+
+@needs_root
 def test_a_script_is_told_its_attempt(node: Node) -> None:
     node.hook("prolog", node.env(7))
     assert _exports(node, SLURM_RESTART_COUNT="2") == {}
@@ -206,7 +223,11 @@ def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
     done = node.hook("task_prolog", {**node.env(7, gpu=gpu), "PATH": os.environ["PATH"], **more})
     assert done.returncode == 0
     assert done.stderr == ""
-    exports = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+    exports = {}
+    for line in done.stdout.splitlines():
+        word, _, rest = line.partition(" ")
+        name, _, value = rest.partition("=")
+        exports[name] = "unset" if word == "unset" else value
     assert exports.pop("GPUMEM_ATTEMPT") == str(int(more.get("SLURM_RESTART_COUNT", "0")) + 1)
     return exports
 

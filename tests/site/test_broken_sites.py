@@ -309,6 +309,12 @@ CASES: Dict[str, Broken] = {
         "/bin/true has no -multiuser-server",
         lambda site: (site.set("node", "mps_control", "/bin/true"), site.set("node", "mps", "shared")),
     ),
+    "a driver without a limit of its own": Broken(
+        "warning",
+        "no-driver-limit",
+        "has no nvmlDeviceSetMemoryLimits_v1",
+        lambda site: site.set("node", "driver_limit", True),
+    ),
     "no driver": Broken(
         "critical",
         "no-driver",

@@ -96,6 +96,12 @@ def test_with_one_gpu_a_node_there_is_no_placement_to_tell() -> None:
     assert examine(node(Gres="gpu:a100:1,shard:a100:40")).findings == ()
 
 
+def test_mps_on_nodes_with_one_gpu_is_fine() -> None:
+    table = replace(LUA, site={**LUA.site, "gres": "mps"}, partitions={"gpu": (("a100", 100),)})
+    site = replace(node(Gres="gpu:a100:1,mps:a100:100"), lua=table, policy={"gres": "mps"})
+    assert [finding.check for finding in examine(site).findings] == ["accounting-tres"]
+
+
 def test_a_table_that_knows_all_that_is_known_is_current_in_whatever_order() -> None:
     stated = LEARNED_CONTEXT._replace(learned=tuple(sorted(LEARNED_CONTEXT.learned)))
     table = lua(contexts=(LuaContext("a100", 40_000, stated),))
@@ -118,6 +124,22 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.CRITICAL,
         "shard-and-mps",
         "keep one",
+    ),
+    "mps on several GPUs": (
+        replace(
+            node(Gres="gpu:a100:4,mps:a100:400"),
+            lua=replace(LUA, site={**LUA.site, "gres": "mps"}, partitions={"gpu": (("a100", 100),)}),
+            policy={"gres": "mps"},
+        ),
+        Severity.WARNING,
+        "mps-one-gpu",
+        "gres/shard there",
+    ),
+    "a limit by the driver, which nobody has tried": (
+        replace(HEALTHY, tables={**HEALTHY.tables, "node": {"driver_limit": True}}),
+        Severity.NOTE,
+        "driver-limit",
+        "try it on one node",
     ),
     "an unknown MIG profile": (
         node(Gres="gpu:a100:4,gpu:5g.99gb:1,shard:a100:160"),
