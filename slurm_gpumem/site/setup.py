@@ -24,6 +24,7 @@ from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePla
 from slurm_gpumem.site.render import lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup_notes import (
     has_lua_plugin,
+    left_out_notes,
     memory_notes,
     missing_plugin_note,
     recovery_notes,
@@ -124,8 +125,9 @@ def propose(
         max_cpus=snapshot.policy.get("max_cpus") if snapshot else None,
         placement=_placement(options.placement, snapshot),
     )
-    notes = shard_notes(plan, plan.groups, size, snapshot.nodes if snapshot else ())
+    notes = shard_notes(plan, size, snapshot.nodes if snapshot else ())
     notes += cloud_notes(snapshot) if snapshot else []
+    notes += left_out_notes(_wanted_gres(plan), snapshot.nodes) if snapshot else []
     if plan.placement == SPREAD and snapshot is None:
         notes.append(f"{SPREAD_WORD} stops every command and daemon of a Slurm before 23.11")
     if options.reserve_mib is None and any(

@@ -10,9 +10,10 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import RESERVE_MIB
-from slurm_gpumem.site.nodes import MemoryOf, NodeGroup, divided_gpus
+from slurm_gpumem.site.nodes import GpuGroup, MemoryOf, NodeGroup, divided_gpus
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 
 _DEFAULT_MIB = int(SHARING.default("shard_mib"))
@@ -40,44 +41,42 @@ def shard_size(asked_mib: Optional[int], snapshot: Optional[Snapshot], memory_of
     return ShardSize(now, asked_mib or now, found=not stated and now != _DEFAULT_MIB)
 
 
-def shard_notes(
-    plan: SitePlan, groups: Sequence[NodeGroup], size: ShardSize, nodes: Sequence[Mapping[str, str]]
-) -> List[str]:
+def shard_notes(plan: SitePlan, size: ShardSize, nodes: Sequence[Mapping[str, str]]) -> List[str]:
     """What happens to the shards that the site has: said, whether they stay or change."""
-    if plan.gres != "shard":
-        return []
+    known = {node["NodeName"]: node for node in nodes}
     notes: List[str] = []
-    before = {
-        (node["NodeName"], kind): shares for node in nodes for kind, _, shares in divided_gpus(node, "shard")
-    }
-    for group in groups:
-        for gpus in group.gpus:
-            had = before.get((expand_names(group.nodes)[0], gpus.gpu_type), 0)
-            has = plan.shares(gpus)
-            whole = gpus.memory_mib
-            if not had or gpus.instance:
-                continue
-            if has != had:
-                notes.append(
-                    f"{group.nodes}: {had} shards of each GPU become {has}: a job that asks for "
-                    f"--gres=shard:1 gets {plan.shard_mib} MiB, before it was 1/{had} of {whole}. Change it "
-                    "while no job has shards, and tell users whose scripts name a number of them"
-                )
-            elif plan.shard_mib * has > whole:
-                notes.append(
-                    f"{group.nodes}: {has} shards of {plan.shard_mib} MiB are more than the {whole} MiB that "
-                    f"{gpus.gpu_type or 'a GPU'} has in our table; if it has more, --gpu or gpumem-gpus.toml "
-                    "says so"
-                )
-            elif size.found:
-                finer = max(0, whole - plan.reserve_mib) // _DEFAULT_MIB
-                notes.append(
-                    f"{group.nodes}: the cluster has {has} shards on each GPU, so a shard is "
-                    f"{(whole - RESERVE_MIB) // has} MiB. They stay, because scripts may ask for numbers of "
-                    f"them, and count as {plan.shard_mib} MiB each, the smallest of the cluster. "
-                    f"--shard 1G proposes {finer} of {_DEFAULT_MIB} MiB: more jobs fit on a GPU"
-                )
+    for group in plan.groups if plan.gres == "shard" else ():
+        first = known.get(expand_names(group.nodes)[0], {})
+        had = sum(count for name, _, count in parse_gres(first.get("Gres", "")) if name == "shard")
+        has = sum(gpus.count * plan.shares(gpus) for gpus in group.gpus)
+        if had and has != had:
+            notes.append(
+                f"{group.nodes}: {had} shards become {has} of {plan.shard_mib} MiB: a job that asks for "
+                "--gres=shard:1 gets another amount of memory than before. Change it while no job has "
+                "shards, and tell users whose scripts name a number of them"
+            )
+        elif had:
+            notes += [note for gpus in group.gpus for note in _kept(plan, size, group, gpus)]
     return notes
+
+
+def _kept(plan: SitePlan, size: ShardSize, group: NodeGroup, gpus: GpuGroup) -> List[str]:
+    """What shards that stay come to."""
+    shares, memory = plan.shares(gpus), gpus.memory_mib
+    if plan.shard_mib * shares > memory:
+        return [
+            f"{group.nodes}: {shares} shards of {plan.shard_mib} MiB are more than the {memory} MiB that "
+            f"{gpus.gpu_type or 'a GPU'} has in our table; if it has more, --gpu or gpumem-gpus.toml says so"
+        ]
+    if not size.found or not shares:
+        return []
+    finer = max(0, memory - plan.reserve_mib) // _DEFAULT_MIB
+    return [
+        f"{group.nodes}: the cluster has {shares} shards on each GPU, so a shard is "
+        f"{(memory - RESERVE_MIB) // shares} MiB. They stay, because scripts may ask for numbers of them, "
+        f"and count as {plan.shard_mib} MiB each, the smallest of the cluster. --shard 1G proposes {finer} of "
+        f"{_DEFAULT_MIB} MiB: more jobs fit on a GPU"
+    ]
 
 
 def _sizes(nodes: Sequence[Mapping[str, str]], memory_of: MemoryOf) -> List[int]:

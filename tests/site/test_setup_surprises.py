@@ -88,7 +88,22 @@ def test_a_size_that_is_asked_for_divides_the_gpus_again_and_says_what_changes()
     proposal = proposed(now, options(shard_mib=1024))
     assert "Gres=gpu:a100:4,shard:a100:156" in proposal.files["slurm.conf"]
     (note,) = [note for note in proposal.notes if "become" in note]
-    assert note.startswith("n1: 2 shards of each GPU become 39: a job that asks for --gres=shard:1 gets 1024")
+    assert note.startswith("n1: 8 shards become 156 of 1024 MiB: a job that asks for --gres=shard:1 gets")
+
+
+@pytest.mark.parametrize(("shards", "after"), [(3, "156 of 1024"), (7, "4 of 39936")])
+def test_shards_that_do_not_divide_by_the_gpus_do_not_change_without_a_word(shards: int, after: str) -> None:
+    (note,) = [note for note in proposed(divided(f"shard:{shards}")).notes if "become" in note]
+    assert note.startswith(f"n1: {shards} shards become {after} MiB: ")
+
+
+def test_a_gpu_node_in_no_partition_does_not_stop_a_trial() -> None:
+    node = "NodeName=n{} CPUs=16 RealMemory=64000 Gres=gpu:a100:4\n"
+    conf = f"{HEAD}{node.format(1)}{node.format(2)}PartitionName=gpu Nodes=n2 Default=YES Hidden=YES\n"
+    now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1", "n2"])
+    assert passes(proposed(now), now)
+    some = proposed(now, options(gpus=("n2=a100:4:40G",)))
+    assert "n1: has GPUs, is not named by --gpu and stays as it is" in some.notes
 
 
 def test_a_second_run_keeps_size_mode_and_what_else_gpumem_toml_says() -> None:
