@@ -17,7 +17,7 @@ from slurm_gpumem.slurm import nodes as slurm_nodes
 from slurm_gpumem.slurm.client import COMMANDS, Commands, SlurmClient
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import Record
-from slurm_gpumem.slurm.on_node import jobs_on_nodes, shell_on_node
+from slurm_gpumem.slurm.on_node import jobs_on_nodes, outside_jobs, shell_on_node
 
 _AT_ONCE = 16
 _FIRST_TRIES = 3
@@ -46,7 +46,7 @@ def ask_nodes(
         name = node.get("NodeName", "")
         argv = shell_on_node(node, timeout_s) if through is None else through_argv(through, name)
         # srun waits for the node, then for its task.
-        return ask_host(argv, name, question, 2 * timeout_s, commands.environment)
+        return ask_host(argv, name, question, 2 * timeout_s, outside_jobs(commands.environment))
 
     if through is None:
         return _by_jobs(nodes, ask, commands, timeout_s)

@@ -20,6 +20,7 @@ from slurm_gpumem.site.hidden_nodes import cloud_notes
 from slurm_gpumem.site.hook_files import hook_files
 from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup
 from slurm_gpumem.site.part_files import parts_among
+from slurm_gpumem.site.pending_edits import refuse_pending_edits
 from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.render import lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup_notes import (
@@ -106,6 +107,8 @@ def propose(
     context_of: Optional[ContextOf] = None,
 ) -> Proposal:
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
+    if snapshot is not None:
+        refuse_pending_edits(snapshot)
     running = snapshot.config if snapshot else {}
     current = dict(snapshot.files) if snapshot else {}
     where = snapshot.where if snapshot else Where()

@@ -74,8 +74,8 @@ def _kept(plan: SitePlan, size: ShardSize, group: NodeGroup, gpus: GpuGroup) -> 
     return [
         f"{group.nodes}: the cluster has {shares} shards on each GPU, so a shard is "
         f"{(memory - RESERVE_MIB) // shares} MiB. They stay, because scripts may ask for numbers of them, "
-        f"and count as {plan.shard_mib} MiB each, the smallest of the cluster. --shard 1G proposes {finer} of "
-        f"{_DEFAULT_MIB} MiB: more jobs fit on a GPU"
+        f"and count as {plan.shard_mib} MiB each, the smallest of the cluster. --shard 1G proposes {finer} "
+        f"of {_DEFAULT_MIB} MiB: more jobs fit on a GPU"
     ]
 
 

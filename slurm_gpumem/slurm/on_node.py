@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Set
+from typing import Dict, List, Mapping, Sequence, Set
 
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 from slurm_gpumem.slurm.nodes import Record
 
 _JOB_NAME = "gpumem-doctor"
+
+_ABOUT_JOBS = ("SLURM_", "SRUN_", "SBATCH_", "SALLOC_")
+
+
+def outside_jobs(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The environment without what makes srun start a step of a job that we are in, or change its request."""
+    return {k: v for k, v in environ.items() if k == "SLURM_CONF" or not k.startswith(_ABOUT_JOBS)}
 
 
 def shell_on_node(node: Record, timeout_s: float) -> List[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -109,6 +110,12 @@ def test_no_job_is_submitted_where_a_local_check_is_critical(site: WholeSite) ->
     assert said(ignoring, "nodes-not-asked") == ["n2: not asked, no job was submitted"]
     assert jobs_of_the_doctor(site) == before
     assert idle_nodes(site) == ["n1", "n2", "n3"]
+
+
+def test_the_variables_of_a_job_do_not_change_how_nodes_are_asked(site: WholeSite) -> None:
+    inside = ["env", "SLURM_JOB_ID=99999", "SLURM_NTASKS=64", "SLURM_GRES=gpu:64"]
+    done = site.cluster.run([*inside, GPUMEM, "doctor", "--json", "--nodes", "n[1-3]"], timeout_s=120)
+    assert said(json.loads(done.stdout), "node-silent") == []
 
 
 def test_the_sites_own_command_asks_also_where_a_local_check_is_critical(site: WholeSite) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
 from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.hook_files import hook_files
 from slurm_gpumem.site.setup import SetupOptions, summary_lines
@@ -123,6 +124,21 @@ def test_more_shards_than_the_type_has_memory_are_no_negative_reserve() -> None:
     proposal = proposed(divided("shard:a100:316"))
     assert "n1: 4 x a100, each 79 shards of 1024 MiB (0 MiB kept back)" in summary_lines(proposal.plan)
     assert [note for note in proposal.notes if "more than the 40960 MiB" in note]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (("GresTypes=gpu\n", "GresTypes=gpu,nic\n"), "slurm.conf has GresTypes=gpu,nic"),
+        (("gpu:a100:4", "gpu:a100:8"), "slurm.conf has n1 with Gres=gpu:a100:8"),
+    ],
+)
+def test_an_edit_that_slurmctld_has_not_read_is_not_undone(edit: Tuple[str, str], said: str) -> None:
+    conf = f"{HEAD}NodeName=n1 CPUs=16 RealMemory=64000 Gres=gpu:a100:4\nPartitionName=gpu Nodes=ALL\n"
+    now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1"])
+    edited = replace(now, files={**now.files, "slurm.conf": conf.replace(*edit)})
+    with pytest.raises(UsageError, match=said):
+        proposed(edited)
 
 
 CLOUD = "NodeName=cloud[1-64] Sockets=2 CoresPerSocket=8 RealMemory=64000 Gres=gpu:a100:4 State={}\n"
