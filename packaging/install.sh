@@ -125,6 +125,10 @@ for role in $roles; do
         for file in "$here"/lua/gpumem*.lua; do put 644 "$file" "$slurm/${file##*/}"; done
         if [ $setup = no ] || [ ! -x "$prefix/bin/gpumem" ]; then continue; fi
         "$prefix/bin/gpumem" setup --output "$scratch/files" >"$scratch/diff" || exit $?
+        if [ -e "$scratch/files/slurm.conf.part" ]; then
+            echo "next: gpumem setup where slurmctld answers; slurm.conf and gres.conf were left alone"
+            continue
+        fi
         for file in "$scratch"/files/*; do
             if [ ! -f "$file" ] || cmp -s "$file" "$slurm/${file##*/}"; then continue; fi
             if change "write $slurm/${file##*/}"; then

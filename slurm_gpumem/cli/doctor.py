@@ -20,7 +20,7 @@ def main(argv: List[str]) -> int:
         parser.error("--through says how nodes are asked; add --nodes")
     if not 1 <= args.timeout <= 600:
         parser.error("--timeout is between 1 and 600 seconds")
-    diagnosis = examine_cluster(Ask(args.nodes, args.through, args.timeout)).without(args.ignore)
+    diagnosis = examine_cluster(Ask(args.nodes, args.through, args.timeout), args.ignore)
     if args.json:
         print(json.dumps(diagnosis.as_json(), indent=2))
     else:

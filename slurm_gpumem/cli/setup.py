@@ -8,7 +8,9 @@ from typing import List, Optional
 
 from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.nodes import context_in_table, memory_in_table
+from slurm_gpumem.site.part_files import SUFFIX
 from slurm_gpumem.site.plan import PACK, SPREAD
 from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
@@ -24,7 +26,7 @@ def main(argv: List[str]) -> int:
         gpus=tuple(args.gpu),
         gres=args.gres,
         mode=args.mode,
-        shard_mib=parse_mib(args.shard),
+        shard_mib=None if args.shard is None else parse_mib(args.shard),
         reserve_mib=None if args.reserve is None else parse_mib(args.reserve),
         mps_per_gpu=args.mps_per_gpu,
         placement=args.placement,
@@ -49,6 +51,8 @@ def main(argv: List[str]) -> int:
             f"files written to {args.output}; nothing else was changed\n"
             f"Hooks for the nodes are in {args.output}/{HOOKS} (gpumem docs node says how to install them)"
         )
+        if proposal.parts:
+            say(f"*{SUFFIX} are not whole files: do not copy them over yours; their first lines say more")
     elif diff:
         say("nothing was changed; --output DIR writes the files into a fresh folder")
     return 0
@@ -70,7 +74,7 @@ def _passes(verdict: Verdict) -> bool:
 
 def _running() -> Optional[Snapshot]:
     try:
-        return gather()
+        return with_hidden_nodes(gather())
     except SlurmError as error:
         say(f"{error}\nGoing on without a running cluster.")
         return None
@@ -92,10 +96,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mode",
         choices=("observe", "opt-in", "on"),
-        default="opt-in",
-        help="which jobs are changed: none, those that ask (default), those of gpusbatch too",
+        help="which jobs are changed: none, those that ask, those of gpusbatch too "
+        "(default: what gpumem.toml says, else opt-in)",
     )
-    parser.add_argument("--shard", default="1G", metavar="SIZE", help="GPU memory of one shard (default 1G)")
+    parser.add_argument(
+        "--shard",
+        metavar="SIZE",
+        help="GPU memory of one shard (default: that of the shards that the cluster has, else 1G)",
+    )
     parser.add_argument(
         "--reserve",
         metavar="SIZE",

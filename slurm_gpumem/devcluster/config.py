@@ -71,7 +71,9 @@ def cgroup_conf(version: Tuple[int, ...]) -> str:
     """A cgroup.conf that keeps Slurm away from this machine's cgroups."""
     if version >= (23, 11):
         return "CgroupPlugin=disabled\n"
-    return "IgnoreSystemd=yes\nIgnoreSystemdOnFailure=yes\n"
+    # Older ones load a plug-in whatever else says: v1's does nothing by itself, v2's makes a cgroup at once,
+    # and where that is not allowed slurmd does not start.
+    return "CgroupPlugin=cgroup/v1\n"
 
 
 def slurmdbd_conf(layout: Layout, place: Place) -> str:

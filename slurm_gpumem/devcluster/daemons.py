@@ -17,6 +17,7 @@ from slurm_gpumem.devcluster.installation import Installation, find_program
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.slurm.nodes import parse_records
 
 _READY_S = 60.0
 _LOG_TAIL = 12
@@ -159,8 +160,9 @@ class Starter:
     def _node_states(self) -> Dict[str, Tuple[str, str]]:
         """Each node's state and the reason that Slurm gives for it."""
         try:
+            # Not sinfo: it leaves out nodes of no partition.
             done = subprocess.run(
-                self._installation.command("sinfo", "-h", "-N", "-o", "%N %T %E"),
+                self._installation.command("scontrol", "-a", "-o", "show", "node"),
                 capture_output=True,
                 text=True,
                 timeout=10,
@@ -169,8 +171,10 @@ class Starter:
             )
         except subprocess.TimeoutExpired:
             return {}
-        rows = (line.split(maxsplit=2) for line in done.stdout.splitlines())
-        return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
+        return {
+            node["NodeName"]: (node.get("State", "").lower(), node.get("Reason", ""))
+            for node in parse_records(done.stdout, "NodeName")
+        }
 
     def _start(
         self,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import slurm_gpumem
 from slurm_gpumem.site.findings import Finding, Severity
-from slurm_gpumem.site.hosts import HostReport
+from slurm_gpumem.site.hosts import HostReport, Silent
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.node_names import fold_names
 
@@ -64,6 +64,9 @@ FAULTS: Mapping[str, Fault] = {
         "the hook runs with other settings than the site's, or not at all",
         "chmod a+rX it and the folders above it",
     ),
+    "may-not-look": Fault(
+        Severity.UNKNOWN, "what depends on it was not checked", "run gpumem doctor as root"
+    ),
     "site-file-missing": Fault(
         Severity.WARNING, "the hooks use the defaults", "put it there, or correct site_config= in hooks.conf"
     ),
@@ -103,6 +106,10 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
+DRAINING = ("hook-missing", "hook-not-run", "next-hook")
+"""Faults that make Slurm drain the node of the next job, and so of one that asks it."""
+
+
 def hosts_are_sound(now: Snapshot) -> Iterator[Finding]:
     """What the probe found; the same on many nodes is one finding."""
     found: Dict[Tuple[str, str], List[str]] = {}
@@ -116,6 +123,31 @@ def hosts_are_sound(now: Snapshot) -> Iterator[Finding]:
         else:
             where = _where(names)
             yield Finding(known.severity, check, f"{where}{what}", known.why, known.fix)
+
+
+def nodes_survive(now: Snapshot) -> Iterator[Finding]:
+    """A node that does not take jobs any more since one asked it."""
+    for why, names in _by_reason(now.harmed):
+        yield Finding(
+            Severity.CRITICAL,
+            "node-drained",
+            f"{names}: {why}",
+            "any other job would have done the same; no further node was asked",
+            "the node's slurmd.log says why; correct it, then scontrol update NodeName=... State=RESUME",
+        )
+
+
+def no_job_is_submitted_into_trouble(now: Snapshot) -> Iterator[Finding]:
+    """--nodes asks by jobs, and a job drains its node if the hooks are broken."""
+    names, check = now.withheld
+    if names:
+        yield Finding(
+            Severity.CRITICAL,
+            "nodes-not-asked",
+            f"{fold_names(names)}: not asked, no job was submitted",
+            f"{check} is critical here, and a job can drain its node or fail for that",
+            "correct that first, or ask without jobs: --through 'ssh -o BatchMode=yes {node}'",
+        )
 
 
 def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
@@ -132,14 +164,11 @@ def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
 
 def nodes_answer(now: Snapshot) -> Iterator[Finding]:
     """A node that does not answer was not checked."""
-    reasons: Dict[str, List[str]] = {}
-    for silent in now.silent:
-        reasons.setdefault(silent.why, []).append(silent.name)
-    for why, names in reasons.items():
+    for why, names in _by_reason(now.silent):
         yield Finding(
             Severity.WARNING,
             "node-silent",
-            f"{fold_names(names)}: {why}",
+            f"{names}: {why}",
             "not checked",
             "try again, or --through 'ssh -o BatchMode=yes {node}'",
         )
@@ -200,6 +229,14 @@ def one_site_file(now: Snapshot) -> Iterator[Finding]:
 
 def _all(now: Snapshot) -> List[HostReport]:
     return [*([now.here] if now.here else []), *now.reports]
+
+
+def _by_reason(nodes: Sequence[Silent]) -> List[Tuple[str, str]]:
+    """Each reason and the nodes that have it."""
+    found: Dict[str, List[str]] = {}
+    for node in nodes:
+        found.setdefault(node.why, []).append(node.name)
+    return [(why, fold_names(names)) for why, names in found.items()]
 
 
 def _where(names: List[str]) -> str:

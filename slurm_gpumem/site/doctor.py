@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Iterator, Tuple
+from typing import Callable, Collection, Iterator, Tuple
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site import (
@@ -16,7 +17,7 @@ from slurm_gpumem.site import (
     check_recovery,
 )
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
-from slurm_gpumem.site.look import Ask, look
+from slurm_gpumem.site.look import Ask, look_at_nodes, look_here, wanted_nodes
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.slurm.client import Commands, slurm_version
@@ -57,6 +58,8 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.reports_arrive,
     check_hooks.driver_limit_is_untried,
     check_hosts.hosts_are_sound,
+    check_hosts.nodes_survive,
+    check_hosts.no_job_is_submitted_into_trouble,
     check_hosts.hooks_were_seen,
     check_hosts.nodes_answer,
     check_hosts.versions_are_equal,
@@ -75,15 +78,35 @@ def examine(now: Snapshot) -> Diagnosis:
     return diagnose([finding for check in CHECKS for finding in check(now)], now.version_text)
 
 
-def examine_cluster(ask: Ask) -> Diagnosis:
-    """The diagnosis of the running cluster; UNKNOWN when it cannot be asked."""
+def examine_cluster(ask: Ask, accepted: Collection[str] = ()) -> Diagnosis:
+    """The diagnosis of the running cluster without the accepted checks; UNKNOWN when it cannot be asked."""
     # Unix times, to compare with files' times.
     client = Commands({"SLURM_TIME_FORMAT": "%s"})
     try:
         now = gather(client)
     except SlurmError as error:
-        return _no_answer(error)
-    return examine(look(now, client, ask))
+        return _no_answer(error).without(accepted)
+    wanted = [] if ask.nodes is None else wanted_nodes(now, ask.nodes)
+    now = look_here(now, client)
+    reason = _against_jobs(examine(now), accepted) if ask.through is None else ""
+    if wanted and reason:
+        now = replace(now, withheld=(tuple(node["NodeName"] for node in wanted), reason))
+    elif wanted:
+        now = look_at_nodes(now, client, wanted, ask)
+    return examine(now).without(accepted)
+
+
+def _against_jobs(local: Diagnosis, accepted: Collection[str]) -> str:
+    """The check that forbids to submit jobs; accepting what drains nodes does not keep it from doing so."""
+    return next(
+        (
+            finding.check
+            for finding in local.findings
+            if finding.severity is Severity.CRITICAL
+            and (finding.check not in accepted or finding.check in check_hosts.DRAINING)
+        ),
+        "",
+    )
 
 
 def _no_answer(error: SlurmError) -> Diagnosis:

@@ -32,7 +32,11 @@ def in_device_order(
             found[group] = expand_names(group.nodes)
             continue
         for node in expand_names(group.nodes):
-            ordered = replace(group, nodes="", gpus=_ordered(node, group.gpus, statements))
+            # MIG instances are not divided: they keep their places.
+            whole = [gpus for gpus in group.gpus if not gpus.instance]
+            sorted_ones = iter(_ordered(node, whole, statements) if whole else ())
+            gpus = tuple(gpus if gpus.instance else next(sorted_ones) for gpus in group.gpus)
+            ordered = replace(group, nodes="", gpus=gpus)
             found.setdefault(ordered, []).append(node)
     return tuple(replace(group, nodes=fold_names(nodes)) for group, nodes in found.items())
 
@@ -93,7 +97,8 @@ def _left_to_others(
 
 
 def _ordered(node: str, gpus: Sequence[GpuGroup], statements: Sequence[Statement]) -> Tuple[GpuGroup, ...]:
-    """The types of a node in the order of their devices."""
+    """These types of a node in the order of their devices."""
+    counts = {group.gpu_type: group.count for group in gpus}
     files: Dict[str, List[str]] = {}
     detects = False
     for statement in statements:
@@ -103,11 +108,12 @@ def _ordered(node: str, gpus: Sequence[GpuGroup], statements: Sequence[Statement
         detects = detects or (statement.value("autodetect") or "off").lower() != "off"
         if (statement.value("name") or "").lower() == "gpu" and statement.value("file"):
             kind = statement.value("type") or ""
+            if kind not in counts:
+                continue
             files.setdefault(kind, []).extend(expand_names(statement.value("file") or ""))
     if not files and not detects:
         return tuple(gpus)
     kinds = " and ".join(group.gpu_type or "(no type)" for group in gpus)
-    counts = {group.gpu_type: group.count for group in gpus}
     if {kind: len(paths) for kind, paths in files.items()} != counts:
         raise UsageError(
             f"{node} has GPUs of several types ({kinds}), and gres.conf does not say which GPU is which.\n"

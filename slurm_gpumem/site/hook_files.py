@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Optional
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.site.setup_notes import HOOKS_FOLDER, chained_hooks
@@ -17,15 +17,18 @@ _UNIT = "gpumem-sampler.service"
 def hook_files(running: Mapping[str, str]) -> Dict[str, str]:
     """By their names in the folder of hooks."""
     shipped = {name: data_path("prolog", name).read_text() for name in (*SCRIPTS, _UNIT)}
-    return {**shipped, "hooks.conf": _settings(running)}
+    settings = _settings(running)
+    return shipped if settings is None else {**shipped, "hooks.conf": settings}
 
 
-def _settings(running: Mapping[str, str]) -> str:
-    """hooks.conf; one that this host has already stays as it is."""
+def _settings(running: Mapping[str, str]) -> Optional[str]:
+    """hooks.conf; one that this host has already stays as it is. None where it may not be read."""
     try:
         return Path(HOOKS_FOLDER, "hooks.conf").read_text()
+    except PermissionError:
+        return None
     except OSError:
-        pass  # none yet, or not for our eyes
+        pass  # none yet
     lines = ["# On the nodes, too, a Python that has slurm_gpumem:", f"python={sys.executable}"]
     state = value_of(running, "StateSaveLocation")
     lines += [f"state_dir={state}"] if state else []

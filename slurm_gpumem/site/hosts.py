@@ -1,4 +1,4 @@
-"""Ask hosts what they have of our hooks and files: this one, and the nodes by srun or the site's own command.
+"""Ask a host what it has of our hooks and files.
 
 The probe travels as text on stdin to `sh`, so that a node needs neither our package nor a file of ours.
 """
@@ -8,20 +8,13 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import shlex
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site import probe
-from slurm_gpumem.slurm.client import COMMANDS, Commands
-from slurm_gpumem.slurm.nodes import Record
-from slurm_gpumem.slurm.on_node import shell_on_node
 
-_AT_ONCE = 16
 _PYTHONS = "python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9"
 _SHELL = """PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 for python in {pythons}; do
@@ -73,33 +66,7 @@ class Silent(NamedTuple):
 
 def ask_here(question: Question, timeout_s: float = 60.0) -> Union[HostReport, Silent]:
     """The report on this host."""
-    return _ask(["/bin/sh"], "", question, timeout_s, None)
-
-
-def ask_nodes(
-    nodes: Sequence[Tuple[Record, Question]],
-    through: Optional[str],
-    timeout_s: float,
-    commands: Commands = COMMANDS,
-) -> Tuple[Tuple[HostReport, ...], Tuple[Silent, ...]]:
-    """The reports of these nodes, a few at a time, and the nodes that gave none."""
-
-    def ask(pair: Tuple[Record, Question]) -> Union[HostReport, Silent]:
-        node, question = pair
-        name, state = node.get("NodeName", ""), node.get("State", "")
-        if through is None and not is_up(state):
-            asleep = "; it was not woken up to be asked" if takes_jobs(state) else ""
-            return Silent(name, f"its state is {state}{asleep}")
-        argv = shell_on_node(node, timeout_s) if through is None else through_argv(through, name)
-        # srun waits for the node, then for its task.
-        return _ask(argv, name, question, 2 * timeout_s, commands.environment)
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(ask, nodes))
-    return (
-        tuple(answer for answer in answers if isinstance(answer, HostReport)),
-        tuple(answer for answer in answers if isinstance(answer, Silent)),
-    )
+    return ask_host(["/bin/sh"], "", question, timeout_s, None)
 
 
 def takes_jobs(state: str) -> bool:
@@ -114,6 +81,11 @@ def is_up(state: str) -> bool:
     return takes_jobs(state) and not _words(state) & _ASLEEP
 
 
+def is_drained(state: str) -> bool:
+    """Whether somebody, or Slurm itself, has taken a node out of use."""
+    return bool(_words(state) & {"DRAIN", "DRAINED", "DRAINING"})
+
+
 def _words(state: str) -> Set[str]:
     signs = {"~": "+POWERED_DOWN", "#": "+POWERING_UP", "%": "+POWERING_DOWN"}
     return set(re.split(r"[+*!$@^-]+", "".join(signs.get(sign, sign) for sign in state.upper())))
@@ -124,19 +96,10 @@ _ASLEEP = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_
 """Of a site that saves power: Slurm wakes such a node when a job needs it."""
 
 
-def through_argv(command: str, node: str) -> List[str]:
-    """The site's own way to a node, with {node} replaced; it runs `sh` there."""
-    words = shlex.split(command)
-    if not any("{node}" in word for word in words):
-        raise UsageError(
-            f"--through {command!r} has no {{node}}; write it like 'ssh -o BatchMode=yes {{node}}'"
-        )
-    return [*(word.replace("{node}", node) for word in words), "/bin/sh"]
-
-
-def _ask(
+def ask_host(
     argv: Sequence[str], name: str, question: Question, timeout_s: float, env: Optional[Mapping[str, str]]
 ) -> Union[HostReport, Silent]:
+    """The report of the host on which this command starts a shell with our stdin."""
     asked = time.time()
     try:
         done = subprocess.run(

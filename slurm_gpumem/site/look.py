@@ -9,18 +9,21 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
 from slurm_gpumem.errors import SlurmError, UsageError
+from slurm_gpumem.site.ask_nodes import ask_nodes
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, ask_nodes
+from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here
+from slurm_gpumem.site.probe import is_hidden
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.node_names import expand_names
+from slurm_gpumem.slurm.nodes import Record
 from slurm_gpumem.slurm.queue import newest_end
 
 CONTROLLER_HOOKS = ("EpilogSlurmctld", "PrologSlurmctld")
@@ -41,27 +44,19 @@ class Ask(NamedTuple):
     timeout_s: float = 20.0
 
 
-def look(now: Snapshot, client: Commands, ask: Ask) -> Snapshot:
-    """The picture with what the hosts say."""
+def look_here(now: Snapshot, client: Commands) -> Snapshot:
+    """The picture with what this host says."""
     host = os.uname().nodename.partition(".")[0]
     controllers = {_short(value) for key, value in now.config.items() if key.startswith("SlurmctldHost")}
     is_controller = host in controllers
     nodes_here = [n["NodeName"] for n in now.shared_nodes() if _short(n.get("NodeHostName", "")) == host]
     gres = parse_gres_conf(now.files.get("gres.conf", ""))
-    if ask.nodes is not None:
-        wanted = _wanted(now, ask.nodes)
-        hooks = _hooks(now, NODE_HOOKS)
-        nodes = [(node, _question(now, hooks, devices=gres.devices(node["NodeName"]))) for node in wanted]
-        reports, silent = ask_nodes(nodes, ask.through, ask.timeout_s, client)
-        now = replace(now, reports=reports, silent=silent)
-    mine = _hooks(now, CONTROLLER_HOOKS) if is_controller else ()
-    unseen: Tuple[str, ...] = ()
-    devices: List[str] = []
-    if ask.nodes is None:
-        there = tuple(pair for pair in _hooks(now, NODE_HOOKS) if nodes_here or glob.glob(pair[1]))
-        unseen = tuple(f"{key}={path}" for key, path in _hooks(now, NODE_HOOKS) if (key, path) not in there)
-        mine = (*mine, *there)
-        devices = [path for name in nodes_here for path in gres.devices(name)]
+    there = tuple(
+        pair for pair in _hooks(now, NODE_HOOKS) if nodes_here or is_hidden(pair[1]) or glob.glob(pair[1])
+    )
+    unseen = tuple(f"{key}={path}" for key, path in _hooks(now, NODE_HOOKS) if (key, path) not in there)
+    mine = (*(_hooks(now, CONTROLLER_HOOKS) if is_controller else ()), *there)
+    devices = [path for name in nodes_here for path in gres.devices(name)]
     now = replace(now, is_controller=is_controller, hooks_unseen=unseen)
     here = ask_here(_question(now, mine, _files(now, is_controller), devices))
     if isinstance(here, Silent):
@@ -76,6 +71,15 @@ def look(now: Snapshot, client: Commands, ask: Ask) -> Snapshot:
         return replace(now, heartbeat=_heartbeat(now, here, client))
     except (OSError, SlurmError) as error:
         return replace(now, unread=(*now.unread, f"EpilogSlurmctld's sign of life: {error}"))
+
+
+def look_at_nodes(now: Snapshot, client: Commands, wanted: Sequence[Record], ask: Ask) -> Snapshot:
+    """The picture with what these nodes say."""
+    gres = parse_gres_conf(now.files.get("gres.conf", ""))
+    hooks = _hooks(now, NODE_HOOKS)
+    nodes = [(node, _question(now, hooks, devices=gres.devices(node["NodeName"]))) for node in wanted]
+    reports, silent, harmed = ask_nodes(nodes, ask.through, ask.timeout_s, client)
+    return replace(now, reports=reports, silent=(*now.silent, *silent), harmed=harmed, hooks_unseen=())
 
 
 def _question(
@@ -118,10 +122,11 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     return [str(path) for path in dict.fromkeys(paths) if path.exists()]
 
 
-def _wanted(now: Snapshot, names: str) -> List[Dict[str, str]]:
+def wanted_nodes(now: Snapshot, names: str) -> List[Record]:
+    """The nodes of a list, all with shares for an empty one; UsageError for one that Slurm does not know."""
     if not names:
-        return [dict(node) for node in now.shared_nodes()]
-    known = {node["NodeName"]: dict(node) for node in now.nodes}
+        return list(now.shared_nodes())
+    known = {node["NodeName"]: node for node in now.nodes}
     strange = [name for name in expand_names(names) if name not in known]
     if strange:
         raise UsageError(f"--nodes {names}: Slurm has no node {', '.join(strange[:4])}")

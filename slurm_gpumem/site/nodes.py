@@ -197,7 +197,8 @@ def ask_cluster(
                 raise SlurmError(
                     f"Slurm does not say how much memory a GPU of type {kind or '(none)'} has, "
                     "and it is none that we know.\n"
-                    f"Give the right size: --gpu '{node.get('NodeName')}={kind or 'gpu'}:{count}:40G'"
+                    f"Give the right size: --gpu '{node.get('NodeName')}={kind or 'gpu'}:{count}:40G', and "
+                    "an --gpu for each other kind of node: only those that are named get shares"
                 )
             groups.append(GpuGroup(kind, count, memory, shares))
         if groups:

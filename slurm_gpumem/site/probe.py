@@ -53,6 +53,17 @@ class Host:
         if (check, what) not in self.faults:
             self.faults.append((check, what))
 
+    def is_there(self, path: str) -> Optional[bool]:
+        """Whether something is there; None, and it is said, where we may not look."""
+        if is_hidden(path):
+            self.may_not_look(path)
+            return None
+        return os.path.exists(path)
+
+    def may_not_look(self, what: str) -> None:
+        """Something that only another user, most often root, could find out."""
+        self.fault("may-not-look", f"{what}: unknown (may not look; run as root)")
+
     # -- Owners and modes ------------------------------------------------------------------------
 
     def is_safe(self, *paths: str) -> bool:
@@ -107,15 +118,20 @@ class Host:
     def hook(self, key: str, path: str) -> Optional[Settings]:
         """One hook of slurm.conf; its settings when it is ours and can be run."""
         named = f"{key}={path}"
-        if not os.path.exists(path):
-            self.fault("hook-missing", f"{named} does not exist")
+        if is_hidden(path) and key not in (*RUN_AS_ROOT, *RUN_AS_SLURM):
+            self.fault("hook-not-run", f"{named}: users cannot execute it")
+            return None
+        there = self.is_there(path)
+        if not there:
+            if there is False:
+                self.fault("hook-missing", f"{named} does not exist")
             return None
         safe = self.is_safe(path)
         if not self._runs(key, named, path):
             return None
         text = read_text(path)
         if text is None:
-            self.unseen.append(f"{path}: cannot be read")
+            self.may_not_look(path)
             return None
         self._shebang(named, text)
         if "gpumem" not in text:
@@ -125,7 +141,7 @@ class Host:
 
     def _runs(self, key: str, named: str, path: str) -> bool:
         if key in RUN_AS_ROOT:
-            runs = os.stat(path).st_mode & 0o111 and os.path.isfile(path)
+            runs = is_program(path)
             who = "root"
         else:
             uid = self.slurm_uid if key in RUN_AS_SLURM else _NOBODY
@@ -133,7 +149,7 @@ class Host:
             runs = os.path.isfile(path) and self.may(uid, _READ | _EXECUTE, path)
         if not runs:
             self.fault("hook-not-run", f"{named}: {who} cannot execute it")
-        return bool(runs)
+        return runs
 
     def _shebang(self, named: str, text: str) -> None:
         first = text.split("\n", 1)[0]
@@ -142,7 +158,7 @@ class Host:
         words = first[2:].split()
         if first.endswith("\r"):
             self.fault("hook-not-run", f"{named} has the line ends of Windows")
-        elif words and not os.path.exists(words[0]):
+        elif words and self.is_there(words[0]) is False:
             self.fault("hook-not-run", f"{named} needs {words[0]}, which is not there")
 
     def _settings(self, key: str, path: str, text: str) -> Settings:
@@ -153,12 +169,16 @@ class Host:
                 return {}
             if key not in RUN_AS_ROOT and not self.may(self._runner(key), _READ, beside):
                 self.fault("cannot-read", f"{key} cannot read {beside} as {user_name(self._runner(key))}")
-            conf = read_text(beside) or ""
+            conf = read_text(beside)
+            if conf is None:
+                # Without it the hook's own defaults would be taken for the site's settings.
+                self.may_not_look(beside)
+                return {}
             self.facts.setdefault("files", {})["hooks.conf"] = digest(conf)
             found.update(parse_settings(conf))
         after = found.get("next_" + re.sub(r"(?<!^)(?=[A-Z])", "_", key).lower(), "")
-        if after:
-            if not os.access(after, _EXECUTE) or not os.path.isfile(after):
+        if after and self.is_there(after) is not None:
+            if not is_program(after):
                 self.fault("next-hook", f"{after}, which {os.path.basename(path)} ends with, cannot be run")
             self.is_safe(after)
         found["modules"] = " ".join(sorted(set(_MODULE.findall(text))))
@@ -174,8 +194,16 @@ class Host:
         python = settings.get("python", "")
         if not python or "$" in python:
             return None
+        there = self.is_there(python)
+        if not there:
+            if there is False:
+                self.fault("no-package", f"the hooks' interpreter {python} does not exist")
+            return None
         if not os.access(python, _EXECUTE):
-            self.fault("no-package", f"the hooks' interpreter {python} does not exist")
+            if os.geteuid() == 0:
+                self.fault("no-package", f"the hooks' interpreter {python} cannot be executed")
+            else:
+                self.may_not_look(python)
             return None
         if not self.is_safe(python):
             return None
@@ -215,7 +243,11 @@ class Host:
             return None
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            self.fault("no-package", f"{python} cannot load slurm_gpumem: {reason}")
+            if os.geteuid() == 0:
+                self.fault("no-package", f"{python} cannot load slurm_gpumem: {reason}")
+            else:
+                # The package may be where only root looks.
+                self.may_not_look(f"whether {python} loads slurm_gpumem ({reason})")
             return None
         answer: Dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return answer
@@ -228,6 +260,8 @@ class Host:
         if not path or "$" in path:
             return
         self.facts["site_config"] = path
+        if self.is_there(path) is None:
+            return
         if not os.path.isfile(path):
             self.fault("site-file-missing", f"{path}, which the hooks read, does not exist")
             return
@@ -251,9 +285,9 @@ class Host:
             self.driver()
         if node["driver_limit"]:
             self.driver_limit()
-        if node["slurm_bin"] and not os.access(os.path.join(node["slurm_bin"], "squeue"), _EXECUTE):
+        if node["slurm_bin"] and self.is_there(os.path.join(node["slurm_bin"], "squeue")) is False:
             self.fault("no-commands", f"node.slurm_bin = {node['slurm_bin']} has no squeue")
-        if node["prometheus_file"] and not os.path.isdir(os.path.dirname(node["prometheus_file"])):
+        if node["prometheus_file"] and self.is_there(os.path.dirname(node["prometheus_file"])) is False:
             self.fault(
                 "no-commands", f"the folder of node.prometheus_file = {node['prometheus_file']} is missing"
             )
@@ -261,7 +295,9 @@ class Host:
 
     def mps(self, control: str, shared: bool) -> None:
         """The program that starts MPS daemons, and whether it can start one for all users."""
-        if not os.path.isfile(control) or not os.access(control, _EXECUTE):
+        if self.is_there(control) is None:
+            return
+        if not is_program(control):
             self.fault("no-mps", f"{control} is not there")
             return
         safe = self.is_safe(control)
@@ -323,13 +359,15 @@ class Host:
 
     def sampler(self, python: str, settings: Settings) -> None:
         """Jobs without a sampler are not measured."""
+        if os.geteuid() != 0:
+            return
         run_dir = settings.get("run_dir", "")
         jobs = os.path.join(run_dir, "jobs")
         count = (
             len([name for name in os.listdir(jobs) if name.endswith(".json")]) if os.path.isdir(jobs) else 0
         )
         permanent = os.path.lexists(_UNIT)
-        if (count == 0 and not permanent) or os.geteuid() != 0:
+        if count == 0 and not permanent:
             return
         env = {"GPUMEM_RUN_DIR": run_dir, "GPUMEM_SITE_CONFIG": settings.get("site_config", "")}
         done = run([python, "-I", "-m", "slurm_gpumem", "node", "status", "--json"], env)
@@ -342,7 +380,7 @@ class Host:
 
     def devices(self, paths: List[str]) -> None:
         """The device files of gres.conf."""
-        missing = [path for path in paths if not os.path.exists(path)]
+        missing = [path for path in paths if self.is_there(path) is False]
         if missing:
             self.fault("no-device", f"{', '.join(missing[:4])} of gres.conf: not on this host")
 
@@ -386,6 +424,22 @@ def lineage(path: str) -> Iterator[str]:
     while os.path.dirname(path) != path:
         path = os.path.dirname(path)
         yield path
+
+
+def is_hidden(path: str) -> bool:
+    """Whether we may not even see if something is there: a folder above it is closed to us."""
+    try:
+        os.stat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def is_program(path: str) -> bool:
+    """Whether root could execute it."""
+    return os.path.isfile(path) and bool(os.stat(path).st_mode & 0o111)
 
 
 def parse_settings(text: str) -> Settings:

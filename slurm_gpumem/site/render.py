@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import List, Sequence
+from typing import List, Mapping, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
@@ -15,6 +15,8 @@ _RECOVERY = """\
 ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
 nice = 0  # of a job that comes back; gpumem docs recovery before you lower it
 """
+_WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
+_SHARING = re.compile(r"\[\s*sharing\s*\]")
 
 
 def node_gres(plan: SitePlan, group: NodeGroup) -> str:
@@ -92,20 +94,32 @@ def lua_table(plan: SitePlan) -> str:
 
 
 def toml_file(plan: SitePlan, current: str = "") -> str:
-    """gpumem.toml: the site's configuration of gpusbatch and gpumem; its tables but [sharing] stay."""
-    others = [text for text in re.split(r"^(?=\[)", current, flags=re.MULTILINE) if text.startswith("[")]
-    kept = [text.rstrip("\n") + "\n" for text in others if not text.startswith("[sharing]")]
-    if not any(text.startswith("[recovery]") for text in kept):
-        kept.append(_RECOVERY)
-    ours = [
-        "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml.",
-        "[sharing]",
-        f'mode = "{plan.mode}"  # observe, opt-in or on',
-        f'gres = "{plan.gres}"',
-        f"shard_mib = {plan.shard_mib}",
-        "",
-    ]
-    return "\n".join(["\n".join(ours), *kept])
+    """gpumem.toml: the site's configuration of gpusbatch and gpumem; all that the site has in it stays."""
+    ours = {"mode": f'"{plan.mode}"', "gres": f'"{plan.gres}"', "shard_mib": str(plan.shard_mib)}
+    tables = re.split(r"^(?=\[)", current, flags=re.MULTILINE)
+    sharing = next((number for number, text in enumerate(tables) if _SHARING.match(text)), None)
+    if sharing is None:
+        lines = [f"{key} = {value}" for key, value in ours.items()]
+        lines[0] += "  # observe, opt-in or on"
+        tables = ["\n".join([_WRITTEN, "[sharing]", *lines, "", ""]), *tables]
+    else:
+        tables[sharing] = _with_values(tables[sharing], ours)
+    text = "".join(tables)
+    if re.search(r"^\[recovery\]", text, re.MULTILINE):
+        return text
+    return text.rstrip("\n") + "\n\n" + _RECOVERY
+
+
+def _with_values(table: str, values: Mapping[str, str]) -> str:
+    """A table of TOML with these values; its other lines and its remarks stay."""
+    for key, value in values.items():
+        line = re.compile(rf"^(\s*{key}\s*=\s*)(\"[^\"\n]*\"|'[^'\n]*'|[^#\s]+)", re.MULTILINE)
+        if line.search(table):
+            table = line.sub(rf"\g<1>{value}", table)
+        else:
+            head, _, rest = table.partition("\n")
+            table = f"{head}\n{key} = {value}\n{rest}"
+    return table
 
 
 def _lua_instances(plan: SitePlan) -> Sequence[str]:

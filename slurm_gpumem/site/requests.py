@@ -75,6 +75,8 @@ def requests_for_shares(
         if node["NodeName"] not in groups or partition in whole:
             continue
         for gpus in groups[node["NodeName"]].gpus:
+            if gpus.instance:
+                continue
             gpu = Request("1 GPU", (*where, f"--gres={_word('gpu', gpus.gpu_type, 1)}"))
             most = plan.shares(gpus)
             words = [f"{plan.gres}:1", *(_word(plan.gres, gpus.gpu_type, count) for count in (1, most))]

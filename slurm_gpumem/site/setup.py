@@ -7,25 +7,31 @@ import re
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
+from slurm_gpumem.site import part_files
 from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf, same_gres
 from slurm_gpumem.site.gres_conf import edit_gres_conf, in_device_order
+from slurm_gpumem.site.hidden_nodes import cloud_notes
 from slurm_gpumem.site.hook_files import hook_files
-from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
+from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup
+from slurm_gpumem.site.part_files import parts_among
+from slurm_gpumem.site.pending_edits import refuse_pending_edits
 from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.render import lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup_notes import (
     has_lua_plugin,
+    left_out_notes,
     memory_notes,
     missing_plugin_note,
     recovery_notes,
     restart_notes,
 )
+from slurm_gpumem.site.shard_size import ShardSize, shard_notes, shard_size
 from slurm_gpumem.site.slurm_conf import (
     partition_memory,
     running_as_conf,
@@ -49,8 +55,10 @@ class SetupOptions:
     gpus: Tuple[str, ...] = ()
     gres: Optional[str] = None
     """None: what the cluster divides its GPUs by already, else shards."""
-    mode: str = "opt-in"
-    shard_mib: int = 1024
+    mode: Optional[str] = None
+    """None: what gpumem.toml says, else opt-in."""
+    shard_mib: Optional[int] = None
+    """None: what gpumem.toml says or the cluster's shards come to, else 1 GiB."""
     reserve_mib: Optional[int] = None
     """None: RESERVE_MIB, and GPUs that are divided already stay as they are."""
     mps_per_gpu: int = 100
@@ -71,6 +79,8 @@ class Proposal:
     notes: Tuple[str, ...]
     hooks: Mapping[str, str]
     """The nodes' hooks, by their names in their own folder."""
+    parts: FrozenSet[str] = frozenset()
+    """Files that are not whole, because the site's own could not be read."""
 
     def diff(self) -> str:
         """A unified diff from what is there to what is proposed; "" when nothing is to change."""
@@ -83,7 +93,7 @@ class Proposal:
                 (now or "").splitlines(keepends=True),
                 text.splitlines(keepends=True),
                 fromfile=name if now is not None else "/dev/null",
-                tofile=name,
+                tofile=part_files.named(name, self.parts),
                 n=1,
             )
         # Bytes that are not UTF-8 stay in the files; a terminal cannot show them.
@@ -97,16 +107,19 @@ def propose(
     context_of: Optional[ContextOf] = None,
 ) -> Proposal:
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
+    if snapshot is not None:
+        refuse_pending_edits(snapshot)
     running = snapshot.config if snapshot else {}
     current = dict(snapshot.files) if snapshot else {}
     where = snapshot.where if snapshot else Where()
     gres = options.gres or _gres_in_use(snapshot)
-    groups = _with_contexts(_groups(options, gres, snapshot, memory_of), context_of)
+    size = shard_size(options.shard_mib, snapshot, memory_of)
+    groups = _with_contexts(_groups(options, gres, size, snapshot, memory_of), context_of)
     plan = SitePlan(
         groups=in_device_order(groups, current, where),
         gres=gres,
-        mode=options.mode,
-        shard_mib=options.shard_mib,
+        mode=options.mode or (snapshot.policy.get("mode") if snapshot else None) or "opt-in",
+        shard_mib=size.wanted_mib,
         reserve_mib=RESERVE_MIB if options.reserve_mib is None else options.reserve_mib,
         mps_per_gpu=options.mps_per_gpu,
         partitions=tuple(part["PartitionName"] for part in snapshot.partitions) if snapshot else (),
@@ -115,7 +128,9 @@ def propose(
         max_cpus=snapshot.policy.get("max_cpus") if snapshot else None,
         placement=_placement(options.placement, snapshot),
     )
-    notes: List[str] = []
+    notes = shard_notes(plan, size, snapshot.nodes if snapshot else ())
+    notes += cloud_notes(snapshot) if snapshot else []
+    notes += left_out_notes(_wanted_gres(plan), snapshot.nodes) if snapshot else []
     if plan.placement == SPREAD and snapshot is None:
         notes.append(f"{SPREAD_WORD} stops every command and daemon of a Slurm before 23.11")
     if options.reserve_mib is None and any(
@@ -142,7 +157,7 @@ def propose(
         notes.append(missing_plugin_note(running))
     notes += [f"{name}: copy it from DIR{name}" for name in files if Path(name).is_absolute()]
     notes += recovery_notes(running)
-    return Proposal(plan, files, current, tuple(notes), hook_files(running))
+    return Proposal(plan, files, current, tuple(notes), hook_files(running), parts_among(snapshot))
 
 
 def _gres_in_use(snapshot: Optional[Snapshot]) -> str:
@@ -171,7 +186,7 @@ def write_files(proposal: Proposal, folder: Path) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in proposal.files.items():
+        for name, text in part_files.contents(proposal.files, proposal.parts).items():
             path = folder / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -185,7 +200,7 @@ def write_files(proposal: Proposal, folder: Path) -> None:
 
 
 def _groups(
-    options: SetupOptions, gres: str, snapshot: Optional[Snapshot], memory_of: MemoryOf
+    options: SetupOptions, gres: str, size: ShardSize, snapshot: Optional[Snapshot], memory_of: MemoryOf
 ) -> Tuple[NodeGroup, ...]:
     here = socket.gethostname().partition(".")[0]
     known = snapshot.nodes if snapshot else ()
@@ -193,8 +208,8 @@ def _groups(
         described = site_nodes.parse_descriptions(options.gpus, here)
         return tuple(site_nodes.with_host(group, known, expand_names(group.nodes)) for group in described)
     if any("gpu" in node.get("Gres", "") for node in known):
-        groups = site_nodes.ask_cluster(known, memory_of, gres, options.shard_mib)
-        if options.reserve_mib is None:
+        groups = site_nodes.ask_cluster(known, memory_of, gres, size.now_mib)
+        if options.reserve_mib is None and not size.changes:
             return groups
         return tuple(
             replace(group, gpus=tuple(replace(gpus, shares=0) for gpus in group.gpus)) for group in groups
@@ -258,7 +273,10 @@ def _slurm_conf(
     else:
         lines = [f"NodeName={group.nodes} Gres={node_gres(plan, group)}\n" for group in plan.groups]
         texts = {"slurm.conf": "".join(lines)}
-        notes.append("no Slurm is running here: the slurm.conf lines are those to add to yours")
+        notes.append(
+            "no Slurm answers here: these are lines to add to the site's own files, not whole files. "
+            "gpumem setup as root where slurmctld runs proposes whole ones"
+        )
     where = snapshot.where if snapshot else Where()
     if snapshot:
         notes += restart_notes(running, settings)
@@ -311,11 +329,17 @@ def summary_lines(plan: SitePlan) -> Sequence[str]:
     unit = "mps units" if plan.gres == "mps" else "shards"
     for group in plan.groups:
         for gpus in group.gpus:
-            size = plan.usable_mib(gpus) // plan.shares(gpus)
             lines.append(
-                f"{group.nodes}: {gpus.count} x {gpus.gpu_type or 'gpu'}, each {plan.shares(gpus)} {unit} "
-                f"of {size} MiB ({gpus.memory_mib - plan.usable_mib(gpus)} MiB kept back)"
+                f"{group.nodes}: {gpus.count} x {gpus.gpu_type or 'gpu'}, {_division(plan, gpus, unit)}"
             )
     where = "the GPU with the most free" if plan.placement == SPREAD else "the first GPU with enough"
     lines.append(f"placement: {plan.placement}: a job's {unit} are on {where}")
     return lines
+
+
+def _division(plan: SitePlan, gpus: GpuGroup, unit: str) -> str:
+    if gpus.instance:
+        return f"MIG instances of {gpus.memory_mib} MiB, each for one job"
+    used, shares = plan.usable_mib(gpus), plan.shares(gpus)
+    rest = max(0, gpus.memory_mib - used)
+    return f"each {shares} {unit} of {used // shares} MiB ({rest} MiB kept back)"

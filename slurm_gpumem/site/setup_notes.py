@@ -5,10 +5,11 @@ from __future__ import annotations
 import os.path
 import re
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Set
+from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, Memory, value_of
+from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import Record
 
 HOOKS_FOLDER = "/etc/slurm/gpumem"
@@ -78,6 +79,12 @@ def memory_notes(memory: Mapping[str, Memory], shared: Set[str], nodes: Sequence
         for name, defaults in memory.items()
         if any(name in n.get("Partitions", "").split(",") and n["NodeName"] not in shared for n in nodes)
     ]
+
+
+def left_out_notes(planned: Collection[str], nodes: Sequence[Record]) -> List[str]:
+    """Nodes with GPUs that are not part of the proposal: --gpu names only some."""
+    left = [n["NodeName"] for n in nodes if "gpu:" in n.get("Gres", "") and n["NodeName"] not in planned]
+    return [f"{fold_names(left)}: has GPUs, is not named by --gpu and stays as it is"] if left else []
 
 
 def restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> List[str]:

@@ -145,6 +145,8 @@ def _wrong_devices(running: Trial, proposal: Proposal, nodes: Sequence[Record]) 
         for gpus in group.gpus:
             right = {str(number) for number in range(first, first + gpus.count)}
             first += gpus.count
+            if gpus.instance:
+                continue
             gres = f"{proposal.plan.gres}:{gpus.gpu_type}:{proposal.plan.shares(gpus)}"
             where = (f"-p{partition}", f"-w{node['NodeName']}", "-n1", "--mem=1", f"--gres={gres}")
             given = running.devices(where) or "none"

@@ -172,20 +172,40 @@ def test_a_node_that_slurm_drains_is_reported_with_the_reason() -> None:
         pass
 
 
-@pytest.mark.slurm
-@needs_root
-def test_an_ordinary_user_can_start_a_trial() -> None:
+def trial_program(first: str = "") -> str:
+    """A program that starts a trial of the site's configuration and runs a job in it."""
     conf = {"slurm.conf": SITE}
-    program = (
+    return (
         "import os\n"
         "from pathlib import Path\n"
         "from slurm_gpumem.devcluster import sandbox, trial\n"
         "from slurm_gpumem.slurm.conf_file import Where\n"
-        "os.setgroups([]); os.setgid(1); os.setuid(1)\n"
+        f"{first}\n"
         f"conf = sandbox.Configuration({conf!r}, Where())\n"
         f"root = {str(SLURM_ROOT or '')!r}\n"
         "with trial.started(conf, ['n1'], Path(root) if root else None) as running:\n"
         "    print(running.test_only(['-pp', '--gres=gpu:2']).accepted)\n"
+        "    print(running.devices(['-pp', '--gres=gpu:2']))\n"
     )
+
+
+@pytest.mark.slurm
+@needs_root
+def test_an_ordinary_user_can_start_a_trial() -> None:
+    program = trial_program("os.setgroups([]); os.setgid(1); os.setuid(1)")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout == "True\n", done.stderr
+    assert done.stdout == "True\n0,1\n", done.stderr
+
+
+@pytest.mark.slurm
+@needs_root
+def test_a_trial_starts_where_cgroups_cannot_be_changed() -> None:
+    # 22.05's slurmd loads a plug-in for cgroups even if nothing uses it.
+    inside = 'mount -t cgroup2 -o ro cgroup2 /sys/fs/cgroup && exec "$@"'
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, "sh"]
+    if subprocess.run([*argv, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mounts may be made here")
+    done = subprocess.run(
+        [*argv, sys.executable, "-c", trial_program()], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True\n0,1\n", done.stderr

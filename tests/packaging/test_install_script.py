@@ -114,6 +114,24 @@ def test_bad_input_is_refused_with_what_to_do(machine: Machine, words: list[str]
     assert machine.files() == before
 
 
+def test_a_controller_that_does_not_answer_keeps_its_slurm_conf(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = machine.root / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\necho 'NVIDIA A100-SXM4-40GB, 40960'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CONF", "/nonexistent/slurm.conf")
+    own = {"slurm.conf": "ClusterName=big\n", "job_submit.lua": "-- rules\n", "gpumem.toml": "# ours\n"}
+    for name, text in own.items():
+        (machine.slurm / name).write_text(text)
+    said = machine.install("login", "controller")
+    assert "next: gpumem setup where slurmctld answers" in said
+    assert {name: (machine.slurm / name).read_text() for name in own} == own
+    assert not list(machine.slurm.glob("*.part"))
+
+
 @needs_root
 def test_a_job_runs_through_what_was_installed_on_a_cluster(
     state_folder: Path, wheel: Path, make_cluster: ClusterFactory

@@ -472,6 +472,18 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         )
         for check, fault in FAULTS.items()
     },
+    "drained by asking": (
+        replace(HEALTHY, harmed=(Silent("n1", "drained by the job that asked it: Prolog error"),)),
+        Severity.CRITICAL,
+        "node-drained",
+        "State=RESUME",
+    ),
+    "no job was submitted": (
+        replace(HEALTHY, withheld=(("n1", "n2"), "hook-not-run")),
+        Severity.CRITICAL,
+        "nodes-not-asked",
+        "--through",
+    ),
     "not asked": (replace(HEALTHY, unread=("limits: denied",)), Severity.NOTE, "not-asked", "as root"),
 }
 

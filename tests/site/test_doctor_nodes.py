@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
@@ -86,6 +87,77 @@ def test_srun_asks_every_node_and_names_the_broken_and_the_silent(
         close_whole_site(site)
 
 
+def jobs_of_the_doctor(site: WholeSite) -> List[str]:
+    """Those that Slurm still knows, in any state."""
+    shown = site.cluster.run(["scontrol", "-o", "show", "job"], check=True).stdout
+    return [line for line in shown.splitlines() if "JobName=gpumem-doctor" in line]
+
+
+def idle_nodes(site: WholeSite) -> List[str]:
+    shown = site.cluster.run(["sinfo", "-h", "-N", "-o", "%N %T"], check=True).stdout
+    return sorted({line.split()[0] for line in shown.splitlines() if line.endswith(" idle")})
+
+
+def test_no_job_is_submitted_where_a_local_check_is_critical(site: WholeSite) -> None:
+    before = jobs_of_the_doctor(site)
+    (site.hooks / "prolog.sh").chmod(0o644)
+    answer = site.doctor("--nodes")
+    assert said(answer, "hook-not-run") == [f"Prolog={site.hooks}/prolog.sh: root cannot execute it"]
+    assert said(answer, "nodes-not-asked") == ["n[1-3]: not asked, no job was submitted"]
+    assert answer["summary"].endswith("prolog.sh: root cannot execute it")
+    assert answer["exit_code"] == 2
+    ignoring = site.doctor("--nodes", "n2", "--ignore", "hook-not-run")
+    assert said(ignoring, "nodes-not-asked") == ["n2: not asked, no job was submitted"]
+    assert jobs_of_the_doctor(site) == before
+    assert idle_nodes(site) == ["n1", "n2", "n3"]
+
+
+def test_the_variables_of_a_job_do_not_change_how_nodes_are_asked(site: WholeSite) -> None:
+    inside = ["env", "SLURM_JOB_ID=99999", "SLURM_NTASKS=64", "SLURM_GRES=gpu:64"]
+    done = site.cluster.run([*inside, GPUMEM, "doctor", "--json", "--nodes", "n[1-3]"], timeout_s=120)
+    assert said(json.loads(done.stdout), "node-silent") == []
+
+
+def test_the_sites_own_command_asks_also_where_a_local_check_is_critical(site: WholeSite) -> None:
+    (site.hooks / "prolog.sh").chmod(0o644)
+    answer = site.doctor("--nodes", "--through", "sh -c 'exec \"$@\"' {node}")
+    assert said(answer, "nodes-not-asked") == []
+    assert said(answer, "hook-not-run") == [
+        f"n[1-3] and this host: Prolog={site.hooks}/prolog.sh: root cannot execute it"
+    ]
+
+
+@pytest.mark.parametrize("hook", ["prolog.sh", "epilog.sh"])
+def test_a_node_that_the_question_drains_is_the_only_one(
+    make_cluster: Callable[..., Cluster], hook: str
+) -> None:
+    site = make_whole_site(make_cluster, nodes=default_nodes(len(NODES)))
+    started: List[subprocess.Popen[bytes]] = []
+    try:
+        # On this host all is well; on every node the hook cannot be started.
+        other = site.root / "bin" / "nodes-hooks"
+        shutil.copytree(site.hooks, other)
+        view = ["unshare", "--mount", "sh", "-c", f'mount --bind {other} {site.hooks} && exec "$@"', "sh"]
+        (other / "task_epilog.sh").unlink()
+        for name in NODES:
+            replace_slurmd(site, name, view, started)
+        until(lambda: idle_nodes(site) == list(NODES))
+        (other / hook).chmod(0o644)
+        answer = site.doctor("--nodes", "--timeout", "15")
+        (drained,) = said(answer, "node-drained")
+        assert drained.startswith(f"n1: drained by the job that asked it: {hook.split('.')[0].title()} error")
+        assert [what for what in said(answer, "node-silent") if "n[2-3]" in what] == [
+            "n[2-3]: not asked, because n1 did not survive it"
+        ]
+        assert answer["exit_code"] == 2
+        assert idle_nodes(site) == ["n2", "n3"]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+        close_whole_site(site)
+
+
 def test_the_sites_own_command_asks_too(site: WholeSite) -> None:
     view = node_with_other_files(site, "n2")
     ask = site.root / "bin" / "ask"
@@ -137,6 +209,43 @@ def test_an_ordinary_user_is_told_what_was_not_seen(site: WholeSite) -> None:
     assert answer.stdout.startswith("GPUMEM OK")
     assert "note not-asked: EpilogSlurmctld's sign of life: [Errno 13] Permission denied" in answer.stdout
     assert "only root can try to write there" in answer.stdout
+
+
+def closed_interpreter(site: WholeSite) -> Path:
+    python = site.root / "bin" / "closed" / "python3"
+    python.parent.mkdir(mode=0o700)
+    python.symlink_to(site.root / "python" / "bin" / "python3")
+    site.hooks_conf.write_text(site.hooks_conf.read_text() + f"python={python}\n")
+    return python
+
+
+def test_what_an_ordinary_user_may_not_see_is_unknown_and_not_missing(site: WholeSite) -> None:
+    python = closed_interpreter(site)
+    ask = [str(site.root / "python" / "bin" / "python3"), "-I", "-m", "slurm_gpumem", "doctor"]
+    ask += ["--ignore", "mixed-jobs"]
+
+    def as_user() -> Tuple[int, str]:
+        done = site.cluster.run(ask, user="nobody", cwd=Path("/"))
+        assert done.stderr == ""
+        return done.returncode, done.stdout
+
+    code, text = as_user()
+    assert f"unknown may-not-look: {python}: unknown (may not look; run as root)" in text
+    assert (code, "critical" in text) == (3, False)
+    prolog = site.hooks / "prolog.sh"
+    prolog.chmod(0o700)
+    code, text = as_user()
+    assert f"{prolog}: unknown (may not look; run as root)" in text
+    assert (code, "critical" in text) == (3, False)
+    closed = python.with_name("prolog.sh")
+    shutil.copy(prolog, closed)
+    site.reconfigure(f"Prolog={prolog}", f"Prolog={closed}")
+    code, text = as_user()
+    assert f"{closed}: unknown (may not look; run as root)" in text
+    assert (code, "critical" in text, "not on this host" in text) == (3, False, False)
+    # Users run this one themselves: what they may not see they cannot run.
+    site.hooks.chmod(0o700)
+    assert f"TaskProlog={site.hooks}/task_prolog.sh: users cannot execute it" in as_user()[1]
 
 
 def test_hooks_given_as_a_pattern_are_all_checked(site: WholeSite) -> None:

@@ -311,7 +311,8 @@ def test_a_gres_conf_keeps_its_gpu_lines_and_drops_old_shares() -> None:
 
 
 def test_files_are_only_written_into_a_fresh_folder(tmp_path: Path) -> None:
-    proposal = propose(SetupOptions(), snapshot(), memory_of)
+    seen = {"slurm.conf": CONF, "job_submit.lua": "function slurm_job_submit() end\n"}
+    proposal = propose(SetupOptions(), snapshot(seen), memory_of)
     write_files(proposal, tmp_path / "new" / "folder")
     assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {*proposal.files, HOOKS}
     with pytest.raises(UsageError, match="fresh folder"):
