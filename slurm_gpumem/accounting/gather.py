@@ -180,8 +180,8 @@ def _load_all(changes: FolderChanges, shard_mib: int) -> Iterator[Tuple[Sequence
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    # Forked, not spawned: a process that is spawned reads the package from the disk again, which may be another
-    # version by then, and runs its caller's script.
+    # Forked, not spawned: a process that is spawned reads the package from the disk again, which may be
+    # another version by then, and runs its caller's script.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()

@@ -13,6 +13,7 @@ import os
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.files import primary_group, read_plain, write_json
@@ -43,6 +44,7 @@ MPS, MPS_SHARED, TIMESLICE, UNFENCED, MIG = "mps", "mps-shared", "timeslice", "u
 """UNFENCED is the mode of a run that should have got MPS and did not (its notes say why), MIG that of one
 on an instance of its own, which the hardware fences."""
 _NO_CLAIM = CommentRecord()
+_KILLS = (SIGKILL, SIGTERM)
 _DECODE = json.JSONDecoder().raw_decode
 """What json.loads calls in the end."""
 
@@ -210,6 +212,11 @@ class JobRecord(NamedTuple):
     def failed(self) -> bool:
         """Whether it ended with an exit code or by a signal."""
         return bool(self.exit_code or self.signal)
+
+    @property
+    def killed(self) -> bool:
+        """Whether SIGTERM or SIGKILL ended it, as Slurm sends them; a shell makes exit codes of signals."""
+        return self.signal in _KILLS or (self.exit_code or 0) - 128 in _KILLS
 
     @property
     def known_state(self) -> str:
