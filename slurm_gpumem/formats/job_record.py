@@ -33,7 +33,7 @@ from slurm_gpumem.formats.values import (
     whole,
     whole_list,
 )
-from slurm_gpumem.formats.verdicts import ran_out_of_memory
+from slurm_gpumem.formats.verdicts import OOM
 from slurm_gpumem.units import MIB
 
 SCHEMA = "gpumem-job/2"
@@ -229,13 +229,11 @@ class JobRecord(NamedTuple):
 
     @property
     def out_of_memory(self) -> bool:
-        """What was made of its end, where somebody judged; else whether it failed close to its limit.
+        """Whether that is what was made of its end: a run that fails near its limit may do so for any reason.
 
         Never of a run that succeeded: some programs catch the error and go on, and a log may say anything.
         """
-        if self.known_state == "COMPLETED":
-            return False
-        return ran_out_of_memory(self.verdict, self.hints if self.failed else ())
+        return self.verdict == OOM and self.known_state != "COMPLETED"
 
 
 _KEYS = (

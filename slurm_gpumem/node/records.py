@@ -24,7 +24,7 @@ from slurm_gpumem.slurm.queue import SlurmJob
 from slurm_gpumem.slurm.states import REQUEUED
 
 NEAR = 0.9
-"""A peak at this part of the limit makes an out-of-memory error likely."""
+"""A peak at this part of the limit is near it."""
 _PROGRAMS_XIDS = (13, 31, 43, 45)
 """Driver errors that programs cause; others are the GPU's, its memory's or the bus's."""
 

@@ -40,7 +40,7 @@ def drawn_records(count: int = 60) -> List[Dict[str, Any]]:
             "claim": {"model": f"m{job_id % 3}", "by": draw.choice(["corrected", "remembered"])},
         }
         if job_id % 7 == 0:
-            oom = {**changes, "end": start + 60, "exit_code": 1, "state": None, "hints": ["near-limit"]}
+            oom = {**changes, "end": start + 60, "exit_code": 1, "state": None, "verdict": "oom"}
             found.append(record(job_id, **oom))
             again = {**changes, "start": start + 200, "end": start + 4000, "shards": None, "limit_mib": None}
             found.append(record(job_id, restarts=1, **again))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Callable, Dict, Iterator, List, Tuple
 
 import pytest
@@ -50,7 +51,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         "PartitionName=urgent Nodes=n1 PriorityTier=10 DefMemPerCPU=100 State=UP",
         nodes=(NodeSpec("n1", gpus=1), NodeSpec("n2", gpus=4)),
     )
-    # As slow as on a site, beside which a requeued job is back soon: the next run is over at the next question.
+    # As seldom as on a site, so that the next run is over by the next question.
     config = made.root / "gpumem.toml"
     config.write_text(config.read_text().replace("slurm_every_s = 1", "slurm_every_s = 10"))
     config.write_text(config.read_text().replace("idle_exit_s = 2", "idle_exit_s = 60"))
@@ -71,27 +72,22 @@ def details(site: Site) -> Dict[str, JobDetail]:
     site.cluster.run(["scontrol", "requeue", jobs["requeued twice"]], check=True)
     for name, job in jobs.items():
         site.ended(f"{job}_3" if name == "task" else job, "COMPLETED")
+    runs = sum(map(len, STATES.values()))
+    until(
+        lambda: list(states(site).values()).count("") == 0 and len(states(site)) == runs,
+        but=lambda: f"{states(site)}",
+    )
     root = site.root
     config = AccountingConfig(root / "records", root / "records", root / "index", root / "index")
+    with open_store(config=config, join=False) as store:
+        rows = {name: next(store.select(Filters(jobs=(int(job),)))) for name, job in jobs.items()}
+        return {name: store.detail(row) for name, row in rows.items()}
 
-    def look() -> Dict[str, JobDetail]:
-        with open_store(config=config, join=False, force=True) as store:
-            rows = {name: list(store.select(Filters(jobs=(int(job),)))) for name, job in jobs.items()}
-            return {name: store.detail(found[0]) for name, found in rows.items() if found}
 
-    def is_known(seen: Dict[str, JobDetail]) -> bool:
-        runs = [run for detail in seen.values() for run in detail.runs]
-        names = [
-            root / "records" / f"{detail.row.job_id}.{run.restarts}.{run.node}.json"
-            for detail in seen.values()
-            for run in detail.runs
-        ]
-        return len(runs) == sum(map(len, STATES.values())) and all(
-            '"state":null' not in path.read_text() for path in names
-        )
-
-    found: Dict[str, JobDetail] = until(lambda: is_known(seen := look()) and seen, 120)
-    return found
+def states(site: Site) -> Dict[str, str]:
+    """Slurm's word in every record of a job of ours."""
+    found = {path.name: json.loads(path.read_text()) for path in (site.root / "records").glob("*.json")}
+    return {name: table["state"] or "" for name, table in found.items() if table["claim"]}
 
 
 @pytest.mark.parametrize("name", JOBS)
