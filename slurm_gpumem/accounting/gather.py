@@ -171,8 +171,8 @@ def _load_all(changes: FolderChanges, shard_mib: int) -> Iterator[Tuple[Sequence
     """Read all files, in batches; many of them by all processors."""
     folder, owner, names = changes.path, changes.owner, changes.names
     batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]
-    workers = min(4, os.cpu_count() or 1)
-    if len(names) <= _MANY or workers < 2:
+    workers = _workers() if len(names) > _MANY else 1
+    if workers < 2:
         for batch in batches:
             yield batch, load_files(folder, owner, batch, shard_mib)
         return
@@ -180,8 +180,9 @@ def _load_all(changes: FolderChanges, shard_mib: int) -> Iterator[Tuple[Sequence
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    # Spawned, not forked: a forked child would carry the names of all files along.
-    context = multiprocessing.get_context("spawn")
+    # Forked, not spawned: a process that is spawned reads the package from the disk again, which may be
+    # another version by then, and runs its caller's script.
+    context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
         for batch in batches:
@@ -192,6 +193,13 @@ def _load_all(changes: FolderChanges, shard_mib: int) -> Iterator[Tuple[Sequence
                 yield names, result.result()
         for names, result in waiting:
             yield names, result.result()
+
+
+def _workers() -> int:
+    """How many processes may read; only this one where other threads run: a fork would keep their locks."""
+    import threading
+
+    return min(4, os.cpu_count() or 1) if threading.active_count() == 1 else 1
 
 
 def _start_worker() -> None:

@@ -18,6 +18,8 @@ from slurm_gpumem.formats.verdicts import OOM
 _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
 """Only such jobs show what they needed: others may have ended before their peak."""
 
+_ENDED_BADLY = (schema.FAILED_WORD, schema.REQUEUED_WORD)
+
 _DAY_S = 86_400
 _OWN = (*schema.RUN_COLUMNS, *schema.PLACED, *schema.FOLDED)
 _NAMES = ", ".join(f'"{name}"' for name in (*_OWN, "account"))
@@ -379,7 +381,10 @@ def _succeeded(head: sqlite3.Row, rows: Sequence[sqlite3.Row]) -> Set[int]:
     """The restarts of runs that ended well on all their nodes, or so Slurm says."""
     done = {row["restarts"] for row in rows}
     done -= {row["restarts"] for row in rows if row["own_state"] != schema.COMPLETED_WORD}
-    return done | {head["restarts"]} if head["slurm_state"] == schema.COMPLETED_WORD else done
+    # Slurm speaks of the job's last run, whose record may not have come from its node yet.
+    if head["slurm_state"] == schema.COMPLETED_WORD and head["own_state"] not in _ENDED_BADLY:
+        done.add(head["restarts"])
+    return done
 
 
 def _error_pm(estimate: Optional[int], peak: Optional[int]) -> Optional[int]:

@@ -16,7 +16,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 7
+VERSION = 8
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
@@ -46,11 +46,11 @@ FOLDED = (
 JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined")
 """Columns from Slurm's accounting."""
 FIXED_WORDS = (
-    "", "shared", "whole", "observed", "COMPLETED", "TIMEOUT", "RUNNING", "FAILED", "remembered"
+    "", "shared", "whole", "observed", "COMPLETED", "TIMEOUT", "RUNNING", "FAILED", "remembered", "REQUEUED"
 )  # fmt: skip
 """Words that are compared with in SQL: their numbers are their places here, from 1."""
 NONE_WORD, SHARED_WORD, WHOLE_WORD, OBSERVED_WORD = 1, 2, 3, 4
-COMPLETED_WORD, TIMEOUT_WORD, RUNNING_WORD, FAILED_WORD, REMEMBERED_WORD = 5, 6, 7, 8, 9
+COMPLETED_WORD, TIMEOUT_WORD, RUNNING_WORD, FAILED_WORD, REMEMBERED_WORD, REQUEUED_WORD = 5, 6, 7, 8, 9, 10
 _CACHE_KIB = 65_536
 DIMENSIONS = ("user", "account", "model", "gpu", "partition", "day")
 

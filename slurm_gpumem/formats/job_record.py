@@ -13,6 +13,7 @@ import os
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.files import primary_group, read_plain, write_json
@@ -32,7 +33,7 @@ from slurm_gpumem.formats.values import (
     whole,
     whole_list,
 )
-from slurm_gpumem.formats.verdicts import ran_out_of_memory
+from slurm_gpumem.formats.verdicts import OOM
 from slurm_gpumem.units import MIB
 
 SCHEMA = "gpumem-job/2"
@@ -43,6 +44,7 @@ MPS, MPS_SHARED, TIMESLICE, UNFENCED, MIG = "mps", "mps-shared", "timeslice", "u
 """UNFENCED is the mode of a run that should have got MPS and did not (its notes say why), MIG that of one
 on an instance of its own, which the hardware fences."""
 _NO_CLAIM = CommentRecord()
+_KILLS = (SIGKILL, SIGTERM)
 _DECODE = json.JSONDecoder().raw_decode
 """What json.loads calls in the end."""
 
@@ -212,6 +214,11 @@ class JobRecord(NamedTuple):
         return bool(self.exit_code or self.signal)
 
     @property
+    def killed(self) -> bool:
+        """Whether SIGTERM or SIGKILL ended it, as Slurm sends them; a shell makes exit codes of signals."""
+        return self.signal in _KILLS or (self.exit_code or 0) - 128 in _KILLS
+
+    @property
     def known_state(self) -> str:
         """Slurm's word, or what the exit code says where Slurm said nothing."""
         if self.state:
@@ -222,13 +229,11 @@ class JobRecord(NamedTuple):
 
     @property
     def out_of_memory(self) -> bool:
-        """What was made of its end, where somebody judged; else whether it failed close to its limit.
+        """Whether that is what was made of its end: a run that fails near its limit may do so for any reason.
 
         Never of a run that succeeded: some programs catch the error and go on, and a log may say anything.
         """
-        if self.known_state == "COMPLETED":
-            return False
-        return ran_out_of_memory(self.verdict, self.hints if self.failed else ())
+        return self.verdict == OOM and self.known_state != "COMPLETED"
 
 
 _KEYS = (

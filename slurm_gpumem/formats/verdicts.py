@@ -6,7 +6,7 @@ people about it comes from its row. Which lines of a log lead to it is in recove
 
 from __future__ import annotations
 
-from typing import Collection, Mapping, NamedTuple
+from typing import Mapping, NamedTuple
 
 MORE_MEMORY, SAME_REQUEST, NO_RUN = "more memory", "same request", "no run"
 """What recovery does: the ladder's next step; once more with the same request; nothing."""
@@ -39,8 +39,8 @@ class Hint(NamedTuple):
     """What the node's measurements suggest about a run that failed."""
 
     name: str
-    note: str = ""
-    """For the report; empty where other columns show it."""
+    note: str
+    """For the report."""
     fault: bool = False
     """Whether a GPU fault ended the run, and so not a lack of memory."""
 
@@ -50,7 +50,7 @@ REPEATED_FAULT, GPU_FAULT = "repeated-fault", "gpu-fault"
 HINTS: Mapping[str, Hint] = {
     row.name: row
     for row in (
-        Hint(NEAR_LIMIT),
+        Hint(NEAR_LIMIT, "near its limit"),
         Hint(OWN_FAULT, "own fault", fault=True),
         Hint(NEIGHBOUR_FAULT, "neighbour fault", fault=True),
         Hint(REPEATED_FAULT, "repeated fault", fault=True),
@@ -58,10 +58,3 @@ HINTS: Mapping[str, Hint] = {
     )
 }
 FAULTS = frozenset(row.name for row in HINTS.values() if row.fault)
-
-
-def ran_out_of_memory(verdict: str, hints: Collection[str]) -> bool:
-    """By the verdict where there is one; else by what was measured of a run that failed."""
-    if verdict:
-        return verdict == OOM
-    return NEAR_LIMIT in hints and FAULTS.isdisjoint(hints)

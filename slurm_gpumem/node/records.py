@@ -21,9 +21,10 @@ from slurm_gpumem.formats.job_record import (
 from slurm_gpumem.formats.verdicts import GPU_FAULT, NEAR_LIMIT, NEIGHBOUR_FAULT, OWN_FAULT, REPEATED_FAULT
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.slurm.queue import SlurmJob
+from slurm_gpumem.slurm.states import REQUEUED
 
 NEAR = 0.9
-"""A peak at this part of the limit makes an out-of-memory error likely."""
+"""A peak at this part of the limit is near it."""
 _PROGRAMS_XIDS = (13, 31, 43, 45)
 """Driver errors that programs cause; others are the GPU's, its memory's or the bus's."""
 
@@ -79,13 +80,16 @@ def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Faul
         write_job_record(spool, amended._replace(hints=suggested), durable=True)
 
 
-def amend_end(spool: Path, restarts: int, node: str, ended: SlurmJob) -> None:
-    """How Slurm says that the job ended; an epilog learns less. Does nothing where there is no record."""
-    record = find_record(spool, ended.job_id, restarts, node)
+def amend_end(spool: Path, restarts: int, node: str, known: SlurmJob) -> None:
+    """How Slurm says that the run ended; an epilog learns less. Does nothing where there is no record."""
+    record = find_record(spool, known.job_id, restarts, node)
     if record is not None and record.end is not None:
+        state = known.end_of(restarts)
+        if state == REQUEUED and record.failed and not record.killed:
+            state = "FAILED"  # by itself, and only then was it requeued
         # A job that was over before the first answer came is named here as its array's task.
-        measured = record.measured._replace(array_job=ended.array_job, array_task=ended.array_task)
-        write_job_record(spool, record._replace(state=ended.state, measured=measured), durable=True)
+        measured = record.measured._replace(array_job=known.array_job, array_task=known.array_task)
+        write_job_record(spool, record._replace(state=state, measured=measured), durable=True)
 
 
 def amend_use(spool: Path, job_id: int, restarts: int, node: str, measured: Measurement) -> None:

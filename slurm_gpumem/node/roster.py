@@ -93,13 +93,17 @@ class Roster:
             self._stamp = stamp
             before = self.announced
             self.announced = {job.job_id: job for job in jobs.all_jobs(self._folder)}
-            for job_id in [job_id for job_id in self.usage if job_id not in self.announced | self.adopted]:
+            here = self.all_here()
+            # The job's next run may be here before we looked again.
+            gone = [
+                job_id for job_id, usage in self.usage.items() if usage.restarts != _restarts(here, job_id)
+            ]
+            for job_id in gone:
                 usage = self.usage.pop(job_id)
                 self._ended[job_id, usage.restarts] = 0
                 self._listener.gone(job_id, before.get(job_id), usage)
         for job in self.announced.values():
-            if self.usage.setdefault(job.job_id, JobUsage(job.restarts)).restarts != job.restarts:
-                self.usage[job.job_id] = JobUsage(job.restarts)
+            self.usage.setdefault(job.job_id, JobUsage(job.restarts))
             self._set_limit(job)
         return self.all_here()
 
@@ -144,7 +148,7 @@ class Roster:
         self._note_end(answer)
         self._close_left_open(answer)
         if job is not None:
-            here = known is not None and known.is_here and known.restarts <= job.restarts
+            here = known is not None and known.has_run(job.restarts)
             gone = not here and answer.asked_at - job.started > _SWEEP_AFTER_S
             self._absent[job.job_id] = self._absent.get(job.job_id, 0) + 1 if gone else 0
             if self._absent[job.job_id] >= 2:
@@ -196,7 +200,8 @@ class Roster:
 
     def _set_limit(self, job: NodeJob) -> None:
         usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
-        if known is not None:
+        # What Slurm gave to the run before is not this one's.
+        if known is not None and known.restarts >= job.restarts:
             usage.verified, usage.shards = True, known.shards
             usage.array_job, usage.array_task = known.array_job, known.array_task
             usage.cpus = known.cpus
@@ -211,15 +216,16 @@ class Roster:
         usage.limit_mib = usage.instance_mib if usage.shards is None else self._config.job_mib(usage.shards)
 
     def _note_end(self, answer: Answer) -> None:
-        """How a job ended, from Slurm: an Epilog gets "0:0" for a job that was cancelled."""
-        ended = answer.job if answer.job is not None and answer.job.is_over else None
+        """How a job's runs ended, from Slurm: an Epilog gets "0:0" for a job that was cancelled."""
+        known = answer.job
         for job_id, restarts in [run for run in self._ended if run[0] == answer.job_id]:
-            if ended is not None:
+            state = "" if known is None else known.end_of(restarts)
+            if known is not None and state:
                 self._problems.attempt(
-                    lambda: self.store.amend_end(restarts, ended, _SPOOL_LOCK_S)  # noqa: B023
+                    lambda: self.store.amend_end(restarts, known, _SPOOL_LOCK_S)  # noqa: B023
                 )
-            # Requeued, or forgotten: Slurm will not say any more.
-            if ended is not None or self._ended[job_id, restarts] >= _ASK_OF_ENDS:
+            # Forgotten: Slurm will not say any more.
+            if state or self._ended[job_id, restarts] >= _ASK_OF_ENDS:
                 self._count(job_id, restarts)
             else:
                 self._ended[job_id, restarts] += 1
@@ -229,9 +235,9 @@ class Roster:
         known = answer.job
         for run in [run for run in self._left_open if run[0] == answer.job_id]:
             self._left_open.remove(run)
-            if known is not None and known.is_here and known.restarts <= run[1]:
+            if known is not None and known.has_run(run[1]):
                 continue
-            state = known.state if known is not None and known.is_over and known.restarts == run[1] else ""
+            state = "" if known is None else known.end_of(run[1])
             self._problems.attempt(lambda: self.store.close_left_open(*run, state, _SPOOL_LOCK_S))  # noqa: B023
 
     def _count(self, job_id: int, restarts: int) -> None:
@@ -246,7 +252,11 @@ class Roster:
             record = records.closed_record(still_open, end=job.now(), status="")
             self._problems.attempt(lambda: self.store.close(record, _SPOOL_LOCK_S))
             self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
-            self._problems.attempt(lambda: self._exporter.count(record))
+            self._ended[job.job_id, job.restarts] = 0
             return
         self._listener.finishing()
         self._problems.attempt(lambda: hook.finish(self._folder, self._config, job, self._node, ""))
+
+
+def _restarts(here: Mapping[int, NodeJob], job_id: int) -> Optional[int]:
+    return here[job_id].restarts if job_id in here else None

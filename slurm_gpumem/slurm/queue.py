@@ -14,7 +14,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.arrays import array_tasks
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.gres import shares
-from slurm_gpumem.slurm.states import FINAL, WAITING
+from slurm_gpumem.slurm.states import FINAL, REQUEUED, WAITING
 
 JOB_NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
 REQUEUED_HELD = "job requeued in held state"
@@ -64,6 +64,16 @@ class SlurmJob(NamedTuple):
     def is_here(self) -> bool:
         """Whether it is on its node, computing or not."""
         return not self.is_over and self.state not in WAITING
+
+    def has_run(self, restarts: int) -> bool:
+        """Whether that run of it is still on its node: a requeued job counts on while it is being ended."""
+        return self.is_here and (self.restarts <= restarts or self.state == "COMPLETING")
+
+    def end_of(self, restarts: int) -> str:
+        """How that run of it ended; "" while Slurm does not say. The state is that of the latest run."""
+        if self.restarts > restarts:
+            return REQUEUED
+        return self.state if self.restarts == restarts and self.is_over else ""
 
 
 class Job(NamedTuple):

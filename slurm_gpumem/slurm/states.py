@@ -6,7 +6,9 @@ FINAL_CODES = {
     "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "F": "FAILED",
     "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED", "RV": "REVOKED", "TO": "TIMEOUT",
 }  # fmt: skip
-CODES = {**FINAL_CODES, "R": "RUNNING", "RQ": "REQUEUED"}
+REQUEUED = "REQUEUED"
+"""Of a run that was ended so that the job runs again."""
+CODES = {**FINAL_CODES, "R": "RUNNING", "RQ": REQUEUED}
 """Short name → name, of the states that a report can show."""
 FINAL = tuple(FINAL_CODES.values())
 """States of a job that ended for good."""

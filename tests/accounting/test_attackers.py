@@ -301,7 +301,7 @@ def test_a_users_own_report_agrees_with_roots_on_every_figure(site: Site) -> Non
     put(13, 2, **own, met=[12], start=day + 1800)
     put(14, 3, **own, met=[15])
     put(15, 3, **other, met=[14])
-    put(16, 4, **own, end=day + 60, exit_code=1, state="FAILED", hints=["near-limit"])
+    put(16, 4, **own, end=day + 60, exit_code=1, state="FAILED", verdict="oom")
     put(16, 4, **own, restarts=1, start=day + 100, claim={"why": "oom"}, met=[15])
     put(17, 5, **own, start=time.time() - 60, end=None, state=None, exit_code=None)
 

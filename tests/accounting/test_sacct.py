@@ -100,6 +100,26 @@ def test_the_wait_is_the_first_runs_and_the_state_the_last_ones(tmp_path: Path) 
         assert (row.wait_s, row.state, row.attempts) == (200.0, "TIMEOUT", 2)
 
 
+@pytest.mark.parametrize(("state", "ooms"), [("FAILED", 1), ("REQUEUED", 0)])
+def test_the_last_runs_success_is_not_that_of_a_run_before_it(tmp_path: Path, state: str, ooms: int) -> None:
+    """The last run was on another node, whose records come later."""
+    verdict = "oom" if ooms else None
+    first = record(1, end=NOON + 60, state=state, exit_code=ooms, verdict=verdict)
+    later = {"submission": NOON + 60, "eligible": NOON + 180, "start": NOON + 500, "end": NOON + 900}
+    runs = [old_job(state={"current": "REQUEUED"}), old_job(time=later)]
+    write(tmp_path / "spool", first)
+    with opened(tmp_path) as store:
+        sacct.apply(store.connection, [1], parse_runs(answer(*runs)))
+        (row,) = store.select()
+        assert (row.state, row.ooms, store.summary().ooms) == ("COMPLETED", ooms, ooms)
+    (tmp_path / "spool" / "n2").mkdir()
+    write(tmp_path / "spool" / "n2", record(1, node="n2", restarts=1, start=NOON + 500, end=NOON + 900))
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+        assert (row.state, row.attempts, row.ooms) == ("COMPLETED", 2, ooms)
+        assert [run.state for run in store.detail(row).runs] == [state, "COMPLETED"]
+
+
 def test_another_clusters_or_users_job_of_the_same_number_is_not_ours(tmp_path: Path) -> None:
     write(tmp_path / "spool", record(1))
     strangers = [old_job(cluster="other"), old_job(user="usr2")]

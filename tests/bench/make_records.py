@@ -82,7 +82,7 @@ def _record(draw: random.Random, job_id: int, start: float) -> Dict[str, Any]:
             }
         },
         "gpus": [uuid],
-        "hints": ["near-limit"] if oom else [],
+        "hints": [],
         "job_id": job_id,
         "limit_mib": shards * 1024,
         "mean_mib": round(peak * 0.8, 1),
@@ -102,7 +102,7 @@ def _record(draw: random.Random, job_id: int, start: float) -> Dict[str, Any]:
         "state": None if oom else "COMPLETED" if code == 0 else "FAILED",
         "uid": 10_000 + user,
         "user": f"usr{user}",
-        "verdict": None,
+        "verdict": "oom" if oom else None,
     }
 
 

@@ -89,7 +89,7 @@ def three_jobs(site: Path) -> Path:
     other = {"user": "usr2", "uid": 1002, "met": [4711], "peak_mib": 8500.0}
     bert = {"model": "bert", "est": "8294"}
     write(spool, hour_ago(4712, **other, claim=bert))
-    oom = {"peak_mib": 10_200.0, "exit_code": 1, "state": None, "hints": ["near-limit"], "limit_mib": 10_240}
+    oom = {"peak_mib": 10_200.0, "exit_code": 1, "state": None, "verdict": "oom", "limit_mib": 10_240}
     unet = {"model": "unet", "est": "9216", "req": "10000"}
     write(spool, hour_ago(4715, **oom, claim=unet, shards=10))
     whole = {"peak_mib": 14_540.0, "shards": None, "limit_mib": None, "start": time.time() - 3500}

@@ -11,8 +11,9 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.job_record import write_job_record
 from slurm_gpumem.formats.live import GpuSample
-from slurm_gpumem.node import jobs
+from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.sampler import Sampler
@@ -101,14 +102,18 @@ class Desk:
         gpus: Optional[Tuple[str, ...]] = None,
         claim: Optional[CommentRecord] = None,
         uid: Optional[int] = None,
+        restarts: int = 0,
     ) -> None:
-        owner = os.getuid() if uid is None else uid
-        jobs.put(
-            self.folder,
-            NodeJob(
-                job_id, owner, f"user{job_id}", gpus or (GPUS[gpu].uuid,), mode, time.time(), claim=claim
-            ),
-        )
+        owner, uuids = os.getuid() if uid is None else uid, gpus or (GPUS[gpu].uuid,)
+        job = NodeJob(job_id, owner, f"user{job_id}", uuids, mode, time.time(), restarts, claim=claim)
+        jobs.put(self.folder, job)
+
+    def close_record(self, job_id: int, status: str) -> None:
+        """What an epilog does first."""
+        job = jobs.get(self.folder, job_id)
+        assert job is not None
+        record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status=status)
+        write_job_record(self.config.spool, record)
 
     def process(self, job_id: int, uid: Optional[int] = None) -> int:
         started = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": str(job_id)}, user=uid)

@@ -75,7 +75,7 @@ def _live(user: str = "usr1", name: str = "card") -> Dict[str, Any]:
 def _full_tally() -> Tally:
     tally = Tally()
     tally.add(_ended("COMPLETED", 9_000, peak_mib=10_000, energy_j=5.0))
-    tally.add(_ended("FAILED", 4, peak_mib=1)._replace(hints=("near-limit",), restarts=1, exit_code=1))
+    tally.add(_ended("FAILED", 4, peak_mib=1)._replace(verdict="oom", restarts=1, exit_code=1))
     return tally
 
 
@@ -172,13 +172,14 @@ def test_a_folder_that_is_not_there_stops_no_measuring(make_desk: Callable[..., 
     assert "/nonexistent" in (desk.folder.root / "log").read_text()
 
 
-def _end(desk: Desk, job_id: int, status: str) -> None:
+def _end(desk: Desk, job_id: int, status: str, verdict: str = "") -> None:
     job = jobs.get(desk.folder, job_id)
     assert job is not None
     live = read_live(desk.folder.live)
     assert live is not None
     seen = live.jobs[job_id]
-    record = records.with_measurement(records.open_record(job, "n1"), seen.measured, seen.notes)
+    opened = records.open_record(job, "n1")._replace(verdict=verdict)
+    record = records.with_measurement(opened, seen.measured, seen.notes)
     write_job_record(desk.config.spool, records.closed_record(record, end=time.time(), status=status))
     jobs.drop(desk.folder, job_id)
 
@@ -196,7 +197,7 @@ def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
         desk.job(job_id, claim=CommentRecord(estimate_mib=1200, request_mib=1024, shards=1))
     desk.hold({desk.process(1): 1000.0})
     desk.live()
-    _end(desk, 1, "1:0")
+    _end(desk, 1, "1:0", "oom")
     until(lambda: desk.live() and load_tally(desk.folder.counters).ended == {"failed": 1})
     _end(desk, 2, "0:0")
     desk.sampler.tick()
@@ -223,12 +224,13 @@ def test_counts_that_cannot_be_read_start_anew(tmp_path: Path, text: str) -> Non
     [
         ("oom", (), True),
         ("host", ("near-limit",), False),
-        ("", ("near-limit",), True),
-        ("", ("near-limit", "neighbour-fault"), False),
+        ("", ("near-limit",), False),
         ("", (), False),
     ],
 )
-def test_a_verdict_counts_before_a_hint(verdict: str, hints: Tuple[str, ...], said: bool) -> None:
+def test_only_a_verdict_makes_a_run_one_that_ran_out_of_memory(
+    verdict: str, hints: Tuple[str, ...], said: bool
+) -> None:
     tally = Tally()
     tally.add(_ended()._replace(exit_code=1, verdict=verdict, hints=hints))
     assert tally.out_of_memory == said

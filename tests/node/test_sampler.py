@@ -13,7 +13,7 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import UNFENCED, write_job_record
+from slurm_gpumem.formats.job_record import UNFENCED, JobRecord, write_job_record
 from slurm_gpumem.formats.live import GpuSample, Live, read_live
 from slurm_gpumem.node import jobs, prometheus, records
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -21,7 +21,7 @@ from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.service import sampler_environment
 from slurm_gpumem.node.sources.base import GpuProcess
 from slurm_gpumem.node.status import NodeStatus, as_json, read_status, render
-from slurm_gpumem.node.tally import Tally
+from slurm_gpumem.node.tally import Tally, load_tally
 from tests.node.desk import GPUS, Desk
 from tests.support.timing import best_cpu_s, slowness
 from tests.support.waiting import until
@@ -158,6 +158,8 @@ def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
     (record,) = records.read_records(desk.config.spool, 5)
     assert (record.measured.peak_mib, record.measured.shards) == (900.0, 6)
     assert "no prolog announced it" in record.notes[0]
+    answer.write_text(f"5 {os.getuid()} TIMEOUT 0 0 1 gres:shard:6\n")
+    until(lambda: desk.sampler.tick() and _record(desk, 5).state == "TIMEOUT")
 
 
 def test_an_xid_marks_the_jobs_that_lost_their_processes(desk: Desk) -> None:
@@ -223,21 +225,54 @@ def test_activity_is_read_when_it_is_due_or_the_jobs_change(desk: Desk) -> None:
     assert live["2"]["energy_j"] is None
 
 
-def test_a_job_that_ended_gets_slurms_word_on_how(make_desk) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} CANCELLED 0 0 1 gres:shard:4")
+@pytest.mark.parametrize(
+    ("status", "answer", "state"),
+    [
+        ("0:0", "CANCELLED 0", "CANCELLED"),
+        ("1:0", "FAILED 0", "FAILED"),
+        ("1:0", "PENDING 1", "FAILED"),
+        ("1:0", "COMPLETED 1", "FAILED"),
+        ("0:0", "COMPLETING 1", "REQUEUED"),
+        ("0:0", "COMPLETED 2", "REQUEUED"),
+        ("0:15", "RUNNING 1", "REQUEUED"),
+        ("143:0", "FAILED 1", "REQUEUED"),
+    ],
+)
+def test_a_run_that_ended_gets_slurms_word_on_how(make_desk, status: str, answer: str, state: str) -> None:  # type: ignore[no-untyped-def]
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} {answer} 0 1 gres:shard:4 9_3")
     desk.job(1)
     desk.sampler.tick()
-    job = jobs.get(desk.folder, 1)
-    assert job is not None
-    record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status="0:0")
-    write_job_record(desk.config.spool, record)
+    desk.close_record(1, status)
     jobs.drop(desk.folder, 1)
+    until(lambda: desk.sampler.tick() or _record(desk, 1).state)
+    record = _record(desk, 1)
+    assert (record.state, record.measured.array_job, record.measured.array_task) == (state, 9, 3)
+    assert load_tally(desk.folder.counters).ended == {state.lower(): 1}
 
-    def state() -> object:
-        desk.sampler.tick()
-        return next(records.read_records(desk.config.spool, 1)).state
 
-    until(lambda: state() == "CANCELLED")
+def test_a_run_whose_job_is_back_before_the_next_look_gets_its_end_too(make_desk) -> None:  # type: ignore[no-untyped-def]
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 1 0 1 gres:shard:4")
+    desk.job(1)
+    desk.sampler.tick()
+    desk.close_record(1, "0:0")
+    desk.job(1, restarts=1)
+    until(lambda: desk.sampler.tick() and _record(desk, 1).state)
+    assert _record(desk, 1).state == "REQUEUED"
+    assert desk.live()["1"]["restarts"] == 1
+    assert load_tally(desk.folder.counters).ended == {"requeued": 1}
+
+
+def test_a_run_that_is_being_requeued_is_left_to_its_epilog(
+    make_desk, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    """Slurm counts the restart when it sends SIGTERM; the run may go on for all of KillWait."""
+    monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", -1.0)
+    asked = f'echo >>"$0.asked"; echo 1 {os.getuid()} COMPLETING 1 0 1 gres:shard:4'
+    desk = make_desk(squeue=asked)
+    desk.job(1)
+    count = desk.root / "bin" / "squeue.asked"
+    until(lambda: desk.sampler.tick() and count.exists() and len(count.read_text()) >= 4)
+    assert jobs.get(desk.folder, 1) is not None
 
 
 @pytest.mark.timing
@@ -251,6 +286,11 @@ def test_a_look_costs_less_than_five_milliseconds_with_eight_gpus_and_forty_proc
     desk.sampler.tick()
     assert best_cpu_s(lambda: _look(desk.sampler, 20), 5) / 20 < 0.005 * slowness()
     assert _rss_mib() - before < 20  # beside Python itself; the whole sampler's is in docs/admin/node.md
+
+
+def _record(desk: Desk, job_id: int) -> JobRecord:
+    """Of its first run."""
+    return next(records.read_records(desk.config.spool, job_id))
 
 
 def _look(sampler: Sampler, count: int) -> None:

@@ -227,12 +227,14 @@ class _Hurry(threading.Thread):
 
     def _look(self) -> None:
         listed = self._site.cluster.run(["squeue", "-h", "-t", "PENDING", "-o", "%i %r"])
-        for line in listed.stdout.splitlines():
-            job, _, reason = line.partition(" ")
+        rows = (line.partition(" ") for line in listed.stdout.splitlines())
+        waiting = [job for job, _, reason in rows if reason == "BeginTime"]
+        now = time.monotonic()
+        # A job that is requeued twice waits twice.
+        self._seen = {job: self._seen.get(job, now) for job in waiting}
+        for job, since in self._seen.items():
             # A job that starts before cred_expire may be refused by slurmd, or run without its Prolog.
-            if reason != "BeginTime":
-                self._seen.pop(job, None)
-            elif time.monotonic() - self._seen.setdefault(job, time.monotonic()) > CRED_EXPIRE_S:
+            if now - since > CRED_EXPIRE_S:
                 self._site.cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
 
     def stop(self) -> None:

@@ -68,7 +68,7 @@ class Site:
             "peak_mib": limit if oom else took,
             "gpu": {uuid: {"name": more.get("gpu", "NVIDIA A100-SXM4-40GB"), "peak_mib": took}},
             "samples": more.get("samples", 60),
-            "hints": ["near-limit"] if oom else [],
+            "verdict": "oom" if oom else None,
             "notes": [],
             "events": [],
             "met": [],
