@@ -10,6 +10,7 @@ import re
 import stat
 import struct
 import time
+from _thread import get_native_id
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Collection, Iterable, Iterator, NamedTuple, Optional, Tuple, Union
@@ -75,7 +76,8 @@ def replaced(path: Path, *, mode: Optional[int] = None, durable: bool = False) -
 
 @contextmanager
 def _draft(path: Path, mode: Optional[int], durable: bool) -> Iterator[Tuple[int, Path]]:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as _DRAFT_NAME
+    # As _DRAFT_NAME. A number for each thread; that of a process's first thread is the process's own.
+    draft = path.with_name(f".{path.name}.{get_native_id()}.tmp")
     # What lies there by that name is a killed writer's, or a trap: never written into, only removed.
     remove(draft)
     handle = os.open(draft, _OPEN_DRAFT, 0o666 if mode is None else 0o600)

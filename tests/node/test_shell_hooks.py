@@ -17,7 +17,7 @@ from tests.support.timing import slowness
 HOOKS = ("prolog", "epilog", "task_prolog", "task_epilog")
 
 
-@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("name", [*HOOKS, "hand_over"])
 def test_a_hook_has_at_most_forty_lines_and_names_no_slurm_command(name: str) -> None:
     text = (REPOSITORY / "prolog" / f"{name}.sh").read_text()
     assert len(text.splitlines()) <= 40

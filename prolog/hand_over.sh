@@ -1,0 +1,38 @@
+#!/bin/sh
+# shellcheck disable=SC2016,SC2154
+# Sourced by prolog.sh and epilog.sh, after hooks.conf: have one of our jobs served by the node's sampler, which is there
+# already, or where none runs, by a Python, which starts one. Ends in about 8 seconds at most, served or not: Slurm
+# drains a node whose Prolog takes much longer. See `gpumem docs node`.
+looks='0.5 0.5 1 1 1 1' python_s=6 late_s=2
+box=$run_dir/inbox
+
+sampler_runs() { read -r sampler <"$box/sampler" && [ -e "/proc/$sampler/exe" ]; }
+ring() { /usr/bin/timeout "$1" /bin/sh -c 'echo >"$0" && read -r answer <&9' "$box/bell"; }
+start_python() {
+    limit=$1 hook=$2 && shift 2
+    /usr/bin/timeout -k 1 "$limit" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" "$@" \
+        "$python" -I -m slurm_gpumem.node.hook "$hook" 8>&- 9>&-
+}
+
+# hand_over HOOK KEY=VALUE...: in a subshell, so that nothing of it is open in the site's own hook.
+hand_over() (
+    case $SLURM_JOB_ID in '' | *[!0-9]*) exit ;; esac
+    umask 022
+    [ -p "$box/bell" ] || { /bin/mkdir -p "$run_dir"; /bin/mkdir -m 700 "$box"; /usr/bin/mkfifo -m 600 "$box/bell"; }
+    request=$box/$1.$SLURM_JOB_ID.$$
+    { [ -O "$box" ] && [ -p "$box/bell" ] && /usr/bin/mkfifo -m 600 "$request.answer" &&
+        command exec 8>>"$box/starting" 9<>"$request.answer" && printf '%s\0' "$@" end >"$request"; } ||
+        { start_python "$python_s" "$@"; exit; }
+    for seconds in $looks; do
+        # One at a time starts a Python; the others wait, until there is a sampler or it is their turn.
+        sampler_runs || { /usr/bin/flock -w "$seconds" 8 || continue; sampler_runs || break; /usr/bin/flock -u 8; }
+        ring "$seconds" && exit
+        python_s=$late_s
+    done
+    # Whoever takes the request away has the job: a sampler that has it is at work.
+    /bin/rm "$request" || ! sampler_runs || { ring "$late_s"; exit; }
+    /bin/rm -f "$request".*
+    # If it was killed, and not because of its time, try once more.
+    /usr/bin/flock -w 0.3 8 && { start_python "$python_s" "$@" || [ $? -eq 124 ] || start_python "$late_s" "$@"; }
+) </dev/null >/dev/null 2>&1
