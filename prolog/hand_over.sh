@@ -7,7 +7,7 @@ looks='0.5 0.5 1 1 1 1' python_s=6 late_s=2
 box=$run_dir/inbox
 
 sampler_runs() { read -r sampler <"$box/sampler" && [ -e "/proc/$sampler/exe" ]; }
-ring() { /usr/bin/timeout "$1" /bin/sh -c 'echo >"$0" && read -r answer <&9' "$box/bell"; }
+ring() { /usr/bin/timeout --foreground "$1" /bin/sh -c 'echo >"$0" && read -r answer <&9' "$box/bell"; }
 start_python() {
     limit=$1 hook=$2 && shift 2
     /usr/bin/timeout -k 1 "$limit" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
@@ -27,7 +27,8 @@ hand_over() (
     for seconds in $looks; do
         # One at a time starts a Python; the others wait, until there is a sampler or it is their turn.
         sampler_runs || { /usr/bin/flock -w "$seconds" 8 || continue; sampler_runs || break; /usr/bin/flock -u 8; }
-        ring "$seconds" && exit
+        # A ring that is over at the moment of the answer may lose it: its FIFO is gone then.
+        ring "$seconds" || [ ! -e "$request.answer" ] && exit
         python_s=$late_s
     done
     # Whoever takes the request away has the job: a sampler that has it is at work.

@@ -128,10 +128,8 @@ def finish(
     closed = records.closed_record(record, end=job.now(), status=status)
     _try_spool(folder, job.job_id, lambda: store.close(closed, _RECORDS_LOCK_S))
     try:
-        with fence.daemon_locks(folder, job, _DROP_LOCK_S):
-            jobs.drop(folder, job.job_id)
-            for uuid in job.gpus:
-                fence.stop_unneeded(folder, config, uuid, job.daemon_uid)
+        jobs.drop(folder, job.job_id)
+        fence.release(folder, config, job, _DROP_LOCK_S)
     finally:
         # The spool comes last: it may hang, and nothing else shall wait for it.
         _try_spool(folder, job.job_id, lambda: store.flush(_RECORDS_LOCK_S))

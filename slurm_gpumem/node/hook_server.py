@@ -93,10 +93,10 @@ class HookServer:
                 f"{name.partition('.')[0]} of job {env.get('SLURM_JOB_ID')}: {type(error).__name__}: {error}",
             )
         finally:
+            _forget(self._folder.inbox / name)
             with contextlib.suppress(OSError):  # the hook has given up in the meantime
                 os.write(answer, b"done\n")
             os.close(answer)
-            _forget(self._folder.inbox / name)
 
 
 def _take(request: Path) -> Optional[Tuple[Dict[str, str], int]]:
