@@ -3,7 +3,7 @@
 # Sourced by prolog.sh and epilog.sh, after hooks.conf: have one of our jobs served by the node's sampler, which is there
 # already, or where none runs, by a Python, which starts one. Ends in about 8 seconds at most, served or not: Slurm
 # drains a node whose Prolog takes much longer. See `gpumem docs node`.
-looks='0.5 0.5 1 1 1 1' python_s=6 late_s=2
+looks='2 3' python_s=6 late_s=2
 box=$run_dir/inbox
 
 sampler_runs() { read -r sampler <"$box/sampler" && [ -e "/proc/$sampler/exe" ]; }

@@ -438,6 +438,8 @@ def main(argv: Sequence[str]) -> int:
     ended: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     while not ended:
+        # A thread that serves a hook shall not wait for long where a look at the GPUs computes.
+        sys.setswitchinterval(0.001)
         server = HookServer(folder)
         server.start()
         _sample_until_idle(folder, config, args.node, args.stay, ended)

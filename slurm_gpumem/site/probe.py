@@ -32,7 +32,7 @@ _NOBODY = 65534
 _UNIT = "/etc/systemd/system/multi-user.target.wants/gpumem-sampler.service"
 _LEAST_FREE = 0.01
 _READ, _EXECUTE, _WRITE = os.R_OK, os.X_OK, os.W_OK
-_SHARED_PART = "hand_over.sh"
+_PARTS = ("hand_over.sh", "log_check.sh")
 _MODULE = re.compile(r"(?:\s-m|\brun) (slurm_gpumem[\w.]*)")
 Settings = Dict[str, str]
 
@@ -121,18 +121,17 @@ class Host:
         if "gpumem" not in text:
             return None
         self.facts.setdefault("files", {})[os.path.basename(path)] = digest(text)
-        shared = self._shared_part(key, path) if _SHARED_PART in text else ""
-        return self._settings(key, path, text + shared) if safe and shared is not None else None
+        parts = [self._part(key, path, name) for name in _PARTS if name in text]
+        return self._settings(key, path, text + "".join(parts)) if safe else None
 
-    def _shared_part(self, key: str, path: str) -> Optional[str]:
-        """What Prolog and Epilog source beside them: its text, when it is there and only root's."""
-        beside = os.path.join(os.path.dirname(path), _SHARED_PART)
+    def _part(self, key: str, path: str, name: str) -> str:
+        """What a hook sources beside it: its text, when it is there and only root's."""
+        beside = os.path.join(os.path.dirname(path), name)
         if not os.path.exists(beside):
             self.fault("hook-older", f"{key} needs {beside}, which does not exist")
-            return None
-        text = read_text(beside) if self.is_safe(beside) else None
-        if text is not None:
-            self.facts.setdefault("files", {})[_SHARED_PART] = digest(text)
+            return ""
+        text = (read_text(beside) if self.is_safe(beside) else None) or ""
+        self.facts.setdefault("files", {})[name] = digest(text)
         return text
 
     def _runs(self, key: str, named: str, path: str) -> bool:
