@@ -40,6 +40,7 @@ from slurm_gpumem.node.own_live import OwnLiveFiles
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.problem_log import ProblemLog
+from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.roster import Roster
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
@@ -438,7 +439,8 @@ def main(argv: Sequence[str]) -> int:
     ended: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     while not ended:
-        # A thread that serves a hook shall not wait for long where a look at the GPUs computes.
+        # Jobs wait for us to start: a hook shall not wait for long where others, or our own looks, compute.
+        go_ahead_of_jobs()
         sys.setswitchinterval(0.001)
         server = HookServer(folder)
         server.start()

@@ -218,6 +218,7 @@ def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
 def test_the_hooks_stay_within_their_time(node: Node) -> None:
     """150 ms and 300 ms on top of bare Python, in processor time: other load does not count.
 
+    So much for the first hooks on an idle node; where a sampler runs, a hook costs less than Python does.
     The stand-in for MPS is a Python program where the real one is C: its own starts do not count either.
     """
     node = node.with_config(idle_exit_s=60.0)
@@ -318,3 +319,17 @@ def test_changed_settings_hold_for_the_next_job_though_the_sampler_stays(node: N
     job = jobs.get(node.folder, 7)
     assert job is not None
     assert job.mode == "timeslice"
+
+
+@needs_root
+def test_the_sampler_goes_ahead_of_jobs_and_the_daemons_that_it_starts_for_users_do_not(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0).without_haste()
+    node.hook("prolog", node.env(1, gpu="1"))
+    until((node.folder.inbox / "sampler").exists)
+    sampler = int((node.folder.inbox / "sampler").read_text())
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write("python=/bin/false\n")
+    node.hook("prolog", node.env(7))
+    daemons = [daemon.process.pid for daemon in node.mps.daemons(node.gpus[0].uuid, USER)]
+    assert os.getpriority(os.PRIO_PROCESS, sampler) < 0
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in daemons] == [0]
