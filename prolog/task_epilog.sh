@@ -9,9 +9,8 @@ here=${0%/*}
 
 run() {
     # The job's own libraries must not be loaded into this Python.
-    /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin \
-        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" \
-        "$python" -I -m "$1" </dev/null >/dev/null
+    /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin GPUMEM_RUN_DIR="$run_dir" \
+        GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
 }
 at_end() {
     if [ "$reports" = yes ] || ! log_is_clean; then run slurm_gpumem.recovery.task; fi
@@ -24,9 +23,8 @@ if [ -r "$task_file" ]; then
     ours=no
     while read -r key one _; do
         case "$key $one" in
-        "record yes") ours=yes ;;
+        "record yes") ours=yes ;; "reports "*) reports=yes ;;
         "end_line yes") ours=yes end_line=yes ;;
-        "reports "*) reports=yes ;;
         esac
     done <"$task_file"
 fi

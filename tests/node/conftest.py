@@ -50,11 +50,10 @@ def take_haste_away(hooks: Path) -> None:
     For tests of what many hooks at once do: on a slow machine that alone takes longer than one of them may
     wait. How long one waits is for tests of time.
     """
-    path, limits = hooks / "hand_over.sh", "looks='2 3' python_s=6 late_s=2"
+    path, limits = hooks / "hand_over.sh", "patience=5 late=2"
     script = path.read_text()
     assert limits in script
-    looks = " ".join(["1"] * 200)
-    path.write_text(script.replace(limits, f"looks='{looks}' python_s=200 late_s=200"))
+    path.write_text(script.replace(limits, "patience=200 late=200"))
     program = hooks / "python-without-haste"
     program.write_text(f"#!{sys.executable} -I\n{WITHOUT_HASTE}")
     program.chmod(0o755)
