@@ -14,6 +14,7 @@
 # make bench-simulate   time and memory of the simulator on large clusters
 # make bench-everyday   what people wait for: submitting, reports, memory lines, a trace that is there already
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
+# make bench-hooks   cost of Prolog, Epilog and the task hooks in a burst of 300 jobs (minutes, as root)
 # make docs    the documentation site, in build/site/VERSION beside earlier versions; needs no network to be read
 # make deb     Debian packages, in build/deb (installs what builds them); make rpm: the same for EL, in build/rpm
 # make dist    wheel and source archive for PyPI, in dist
@@ -47,7 +48,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -181,6 +182,9 @@ bench-trace: setup-test
 
 bench-recovery: setup-test
 	$(BIN)/python tests/bench/recovery.py
+
+bench-hooks: setup-test
+	$(BIN)/python tests/bench/hooks.py $(ARGS)
 
 lint: setup-test
 	$(BIN)/ruff check

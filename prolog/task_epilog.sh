@@ -1,29 +1,29 @@
 #!/bin/sh
+# shellcheck disable=SC1090,SC1091
 # Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (gpumem docs recovery),
 # and end the output of a job that asked for it with one line on its memory (gpumem docs monitoring).
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog=
 here=${0%/*}
-# shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
+[ -r "$here/log_check.sh" ] && . "$here/log_check.sh"
 
 run() {
     # The job's own libraries must not be loaded into this Python.
-    /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin \
-        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" \
-        "$python" -I -m "$1" </dev/null >/dev/null
+    /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin GPUMEM_RUN_DIR="$run_dir" \
+        GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
 }
 at_end() {
-    run slurm_gpumem.recovery.task
+    if [ "$reports" = yes ] || ! log_is_clean; then run slurm_gpumem.recovery.task; fi
     [ "$end_line" = yes ] && run slurm_gpumem.node.end_line
 }
 
 # A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.
-task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no
+task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no reports=no
 if [ -r "$task_file" ]; then
     ours=no
     while read -r key one _; do
         case "$key $one" in
-        "record yes") ours=yes ;;
+        "record yes") ours=yes ;; "reports "*) reports=yes ;;
         "end_line yes") ours=yes end_line=yes ;;
         esac
     done <"$task_file"

@@ -10,9 +10,10 @@ import re
 import stat
 import struct
 import time
+from _thread import LockType, allocate_lock, get_native_id
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Collection, Iterable, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import Any, Collection, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.units import MIB
 
@@ -26,6 +27,10 @@ _DRAFT_DEAD_S = 86_400.0
 """No draft is written for a day: its writer was killed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.064
 _OPEN_PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+_turns: Dict[str, LockType] = {}
+"""By a lock's path: which thread of this process is at it."""
 
 
 class LockTimeoutError(OSError):
@@ -75,7 +80,8 @@ def replaced(path: Path, *, mode: Optional[int] = None, durable: bool = False) -
 
 @contextmanager
 def _draft(path: Path, mode: Optional[int], durable: bool) -> Iterator[Tuple[int, Path]]:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as _DRAFT_NAME
+    # As _DRAFT_NAME. A number for each thread; that of a process's first thread is the process's own.
+    draft = path.with_name(f".{path.name}.{get_native_id()}.tmp")
     # What lies there by that name is a killed writer's, or a trap: never written into, only removed.
     remove(draft)
     handle = os.open(draft, _OPEN_DRAFT, 0o666 if mode is None else 0o600)
@@ -204,19 +210,29 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold an exclusive lock; the kernel drops it when the holder dies, however it dies."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Hold an exclusive lock; the kernel drops it when the holder dies, however it dies.
+
+    Threads of one process wait in a queue for it: only one of them at a time asks the kernel.
+    """
+    deadline, pause = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    late = LockTimeoutError(errno.ETIMEDOUT, f"lock not free within {timeout_s:g} s", str(path))
+    turn = _turns.setdefault(str(path), allocate_lock())
+    if not turn.acquire(True, max(0.0, timeout_s)):
+        raise late
     try:
-        deadline, pause = time.monotonic() + timeout_s, _FIRST_PAUSE_S
-        while not _try_lock(handle):
-            if time.monotonic() >= deadline:
-                raise LockTimeoutError(errno.ETIMEDOUT, f"lock not free within {timeout_s:g} s", str(path))
-            time.sleep(pause)
-            # Many may wait for one lock; none of them may keep the processor from who holds it.
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-        yield
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            while not _try_lock(handle):
+                if time.monotonic() >= deadline:
+                    raise late
+                time.sleep(pause)
+                # Many may wait for one lock; none of them may keep the processor from who holds it.
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            yield
+        finally:
+            os.close(handle)
     finally:
-        os.close(handle)
+        turn.release()
 
 
 def lock_for_life(path: Path) -> Optional[int]:

@@ -20,7 +20,7 @@ _SAMPLER = b"slurm_gpumem.node.sampler"
 
 def install(layout: Layout) -> None:
     """Copy the hooks into the cluster's directory, with their settings."""
-    for name in _HOOKS.values():
+    for name in (*_HOOKS.values(), "hand_over.sh"):
         shutil.copy(data_path("prolog", name), layout.hooks)
     # Several nodes on one machine: each has its own directory, as each machine would.
     (layout.hooks / "hooks.conf").write_text(

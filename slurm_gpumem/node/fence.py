@@ -14,13 +14,14 @@ from typing import Optional, Sequence, Tuple
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
-from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED
+from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE
 from slurm_gpumem.formats.live import LiveJob, read_live
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
+from slurm_gpumem.node.processes import ordinary_priority
 from slurm_gpumem.node.suspects import why_kept_apart
 
 _DAEMONS_READY_S = 6.0
@@ -87,7 +88,8 @@ def _ensure_daemon(
 ) -> None:
     users = jobs.users_of(folder, uuid, job.daemon_uid)
     # A job whose prolog is through may be computing; one that waits for our lock is not yet.
-    service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
+    with ordinary_priority():
+        service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
     _set_limit(service, folder, config, uuid, job.daemon_uid)
 
 
@@ -183,6 +185,23 @@ def set_door(folder: RunFolder, uuid: str) -> None:
         except OSError:
             # No access lists on this file system: all users of the node may come.
             home.chmod(0o755)
+
+
+def release(folder: RunFolder, config: NodeConfig, job: NodeJob, timeout_s: float) -> None:
+    """After a job has gone: stop the daemons that no other job refers to; OSError if that is not now.
+
+    It takes no lock where another job is at the daemon. Of two that leave at once, the later finds nobody;
+    one that comes has noted itself before it looks, and is found.
+    """
+    if job.mode in (TIMESLICE, MIG):
+        return
+    if all(jobs.users_of(folder, uuid, job.daemon_uid) for uuid in job.gpus):
+        for uuid in job.gpus:
+            _open_door(folder, job, uuid)
+        return
+    with daemon_locks(folder, job, timeout_s):
+        for uuid in job.gpus:
+            stop_unneeded(folder, config, uuid, job.daemon_uid)
 
 
 def stop_unneeded(folder: RunFolder, config: NodeConfig, uuid: str, uid: int) -> None:

@@ -1,8 +1,10 @@
-"""What prolog and epilog do as root for a shared job: `python -I -m slurm_gpumem.node.hook prolog`.
+"""What prolog and epilog do as root for a shared job.
 
-Both fail open: whatever goes wrong is logged and the exit code is 0, since Slurm drains a node
-over anything else. Neither calls Slurm, opens a file of the user's, or waits for long. Root talks to a
-user's MPS daemon only under a lock of that user's own, so nobody else waits for it, and only for so long.
+Mostly the sampler does it for them (hook_server.py); where none runs, `python -I -m slurm_gpumem.node.hook
+prolog` does, and starts one. Both fail open: whatever goes wrong is logged and the exit code is 0, since
+Slurm drains a node over anything else. Neither calls Slurm, opens a file of the user's, or waits for long.
+Root talks to a user's MPS daemon only under a lock of that user's own, so nobody else waits for it, and only
+for so long.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
-    """Note the job, have its user's MPS daemon running on its GPUs, open its record, wake the sampler."""
+    """Note the job, have a sampler and its user's MPS daemon on its GPUs running, open its record."""
     node = env.get("SLURMD_NODENAME", "")
     gpus = pick(_in_slurms_order(find_gpus(config, node), node, env), env)
     job = job_from(config, env, gpus)
@@ -58,6 +60,8 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     job = fence.at_its_own_server(folder, config, job)
     # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
     jobs.put(folder, job)
+    # At once: the prologs that come after this one wait for it.
+    start_sampler(folder, node)
     why = fence.fence(folder, config, job, gpus) if job.fenced else ""
     if why:
         job = replace(job, mode=UNFENCED, notes=(*job.notes, f"not fenced, no MPS: {why}"))
@@ -66,7 +70,6 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         fence.tell_tasks(folder, config, job, gpus)
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
-    start_sampler(folder, node)
     store, record = RecordStore(folder, config.spool, node), records.open_record(job, node)
     _try_spool(folder, job.job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
 
@@ -125,10 +128,8 @@ def finish(
     closed = records.closed_record(record, end=job.now(), status=status)
     _try_spool(folder, job.job_id, lambda: store.close(closed, _RECORDS_LOCK_S))
     try:
-        with fence.daemon_locks(folder, job, _DROP_LOCK_S):
-            jobs.drop(folder, job.job_id)
-            for uuid in job.gpus:
-                fence.stop_unneeded(folder, config, uuid, job.daemon_uid)
+        jobs.drop(folder, job.job_id)
+        fence.release(folder, config, job, _DROP_LOCK_S)
     finally:
         # The spool comes last: it may hang, and nothing else shall wait for it.
         _try_spool(folder, job.job_id, lambda: store.flush(_RECORDS_LOCK_S))

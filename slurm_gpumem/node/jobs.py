@@ -109,6 +109,11 @@ class RunFolder:
         """What the samplers since the node's start have counted."""
         return self.root / "counters.json"
 
+    @property
+    def inbox(self) -> Path:
+        """Where hooks leave their requests to the sampler; nobody else may look in."""
+        return self.root / "inbox"
+
     def daemon_lock(self, uuid: str, uid: int) -> Path:
         """Held while root talks to that user's daemon on that GPU; nobody else needs it."""
         return self.locks / f"{uuid}.{uid}"
@@ -169,8 +174,9 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folders; root's own, passable for users, not listable where names matter."""
-        for folder in (self.root, self.jobs, self.mps, self.locks, self.own):
-            folder.mkdir(mode=0o711 if folder == self.own else 0o755, parents=True, exist_ok=True)
+        modes = {self.own: 0o711, self.inbox: 0o700}
+        for folder in (self.root, self.jobs, self.mps, self.locks, self.own, self.inbox):
+            folder.mkdir(mode=modes.get(folder, 0o755), parents=True, exist_ok=True)
             # Made before us, by somebody else? Then we do not write there.
             if os.stat(folder, follow_symlinks=False).st_uid != os.geteuid():
                 raise PermissionError(f"{folder} belongs to another user")

@@ -103,7 +103,8 @@ def amend_use(spool: Path, job_id: int, restarts: int, node: str, measured: Meas
             cpus_mean=measured.cpus_mean,
             cpus_high=measured.cpus_high,
         )
-        write_job_record(spool, record._replace(measured=whole), durable=True)
+        if whole != record.measured:
+            write_job_record(spool, record._replace(measured=whole), durable=True)
 
 
 def hints(record: JobRecord, earlier: Iterable[JobRecord] = ()) -> Tuple[str, ...]:

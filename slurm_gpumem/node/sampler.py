@@ -3,7 +3,7 @@
 `python -I -m slurm_gpumem.node.sampler`, one per node while shared jobs run there. It writes `live.json`,
 which `gpumem node status` and the epilog read, and a file for each user, which `gpumem top` reads, when there
 is news and else every two seconds, and the job records every half minute. It also finishes jobs whose epilog
-was killed, on Slurm's word.
+was killed, on Slurm's word, and does the work of prologs and epilogs, beside all that.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.fence import settle_limit
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus, is_instance
+from slurm_gpumem.node.hook_server import HookServer
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
@@ -40,6 +41,7 @@ from slurm_gpumem.node.own_live import OwnLiveFiles
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.problem_log import ProblemLog
+from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.roster import Roster
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
@@ -441,7 +443,13 @@ def main(argv: Sequence[str]) -> int:
     ended: List[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     while not ended:
+        # Jobs wait for us to start: a hook shall not wait for long where others, or our own looks, compute.
+        go_ahead_of_jobs()
+        sys.setswitchinterval(0.001)
+        server = HookServer(folder)
+        server.start()
         _sample_until_idle(folder, config, args.node, args.stay, ended)
+        server.close()
         os.close(handle)
         # A prolog notes its job first and looks for a sampler then; we do it the other way round.
         if ended or not jobs.all_jobs(folder):

@@ -10,7 +10,15 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.site.setup_notes import HOOKS_FOLDER, chained_hooks
 from slurm_gpumem.site.slurm_conf import value_of
 
-SCRIPTS = ("prolog.sh", "epilog.sh", "task_prolog.sh", "task_epilog.sh", "epilog_slurmctld.sh")
+SCRIPTS = (
+    "prolog.sh",
+    "epilog.sh",
+    "hand_over.sh",
+    "log_check.sh",
+    "task_prolog.sh",
+    "task_epilog.sh",
+    "epilog_slurmctld.sh",
+)
 _UNIT = "gpumem-sampler.service"
 
 

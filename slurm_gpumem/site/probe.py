@@ -33,6 +33,7 @@ _UNIT = "/etc/systemd/system/multi-user.target.wants/gpumem-sampler.service"
 _LIMIT_FUNCTION = "nvmlDeviceSetMemoryLimits_v1"
 _LEAST_FREE = 0.01
 _READ, _EXECUTE, _WRITE = os.R_OK, os.X_OK, os.W_OK
+_PARTS = ("hand_over.sh", "log_check.sh")
 _MODULE = re.compile(r"(?:\s-m|\brun) (slurm_gpumem[\w.]*)")
 Settings = Dict[str, str]
 
@@ -137,7 +138,18 @@ class Host:
         if "gpumem" not in text:
             return None
         self.facts.setdefault("files", {})[os.path.basename(path)] = digest(text)
-        return self._settings(key, path, text) if safe else None
+        parts = [self._part(key, path, name) for name in _PARTS if name in text]
+        return self._settings(key, path, text + "".join(parts)) if safe else None
+
+    def _part(self, key: str, path: str, name: str) -> str:
+        """What a hook sources beside it: its text, when it is there and only root's."""
+        beside = os.path.join(os.path.dirname(path), name)
+        if not os.path.exists(beside):
+            self.fault("hook-older", f"{key} needs {beside}, which does not exist")
+            return ""
+        text = (read_text(beside) if self.is_safe(beside) else None) or ""
+        self.facts.setdefault("files", {})[name] = digest(text)
+        return text
 
     def _runs(self, key: str, named: str, path: str) -> bool:
         if key in RUN_AS_ROOT:

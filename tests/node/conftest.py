@@ -28,31 +28,32 @@ USER, OTHER_USER = 65534, 1
 """nobody and daemon: every Linux has them."""
 
 WITHOUT_HASTE = """\
-import functools, sys
-from slurm_gpumem.node import fence, homes, hook, mps, processes
+import functools, sys, types
+from slurm_gpumem.node import fence, homes, hook, mps, processes, sampler, service
 fence._DAEMONS_READY_S = homes._MOUNT_S = processes._SEARCH_S = 120.0
 hook._FAULTS_LOCK_S = hook._DROP_LOCK_S = hook._RECORDS_LOCK_S = 120.0
 fence.MpsService = hook.MpsService = functools.partial(
     mps.MpsService, start_timeout_s=120.0, quit_timeout_s=120.0
 )
-assert sys.argv[1:4] == ["-I", "-m", "slurm_gpumem.node.hook"], sys.argv
-sys.exit(hook.main(sys.argv[4:]))
+service.sys = types.SimpleNamespace(executable=sys.argv[0])
+assert sys.argv[1:3] == ["-I", "-m"], sys.argv
+main = {"slurm_gpumem.node.hook": hook.main, "slurm_gpumem.node.sampler": sampler.main}[sys.argv[3]]
+sys.exit(main(sys.argv[4:]))
 """
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
 
 
 def take_haste_away(hooks: Path) -> None:
-    """Give the hooks in a folder minutes where they have seconds.
+    """Give the hooks in a folder, and the sampler that they start, minutes where they have seconds.
 
     For tests of what many hooks at once do: on a slow machine that alone takes longer than one of them may
     wait. How long one waits is for tests of time.
     """
-    for name in ("prolog", "epilog"):
-        path = hooks / f"{name}.sh"
-        script = path.read_text()
-        assert "timeout -k 2 15" in script
-        path.write_text(script.replace("timeout -k 2 15", "timeout -k 2 200"))
+    path, limits = hooks / "hand_over.sh", "patience=4 late=2"
+    script = path.read_text()
+    assert limits in script
+    path.write_text(script.replace(limits, "patience=200 late=200"))
     program = hooks / "python-without-haste"
     program.write_text(f"#!{sys.executable} -I\n{WITHOUT_HASTE}")
     program.chmod(0o755)

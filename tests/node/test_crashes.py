@@ -19,7 +19,7 @@ from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node import jobs, roster
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.sources.choose import choose_source
-from tests.node.conftest import OTHER_USER, USER, Node, needs_root, samplers_of
+from tests.node.conftest import OTHER_USER, USER, Node, kill, needs_root, samplers_of
 from tests.support.waiting import until
 
 pytestmark = needs_root
@@ -79,6 +79,9 @@ def test_an_epilog_that_is_killed_once_is_run_again(node: Node) -> None:
     wrapper.chmod(0o755)
     with open(node.hooks / "hooks.conf", "a") as file:
         file.write(f"python={wrapper}\n")
+    # Without a sampler: one that runs does it itself.
+    until(lambda: samplers_of(node.folder.root))
+    until(lambda: not [kill(pid) for pid in samplers_of(node.folder.root)])
     assert node.hook("epilog", node.env(7)).returncode == 0
     assert (node.root / "died").exists()
     _assert_clean(node)

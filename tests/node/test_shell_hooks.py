@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 from slurm_gpumem.node import jobs
 from tests.node.conftest import REPOSITORY, USER, Node, needs_root
 from tests.support.timing import slowness
+from tests.support.waiting import until
 
 HOOKS = ("prolog", "epilog", "task_prolog", "task_epilog")
 
 
-@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("name", [*HOOKS, "hand_over"])
 def test_a_hook_has_at_most_forty_lines_and_names_no_slurm_command(name: str) -> None:
     text = (REPOSITORY / "prolog" / f"{name}.sh").read_text()
     assert len(text.splitlines()) <= 40
@@ -237,6 +239,7 @@ def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
 def test_the_hooks_stay_within_their_time(node: Node) -> None:
     """150 ms and 300 ms on top of bare Python, in processor time: other load does not count.
 
+    So much for the first hooks on an idle node; where a sampler runs, a hook costs less than Python does.
     The stand-in for MPS is a Python program where the real one is C: its own starts do not count either.
     """
     node = node.with_config(idle_exit_s=60.0)
@@ -275,3 +278,79 @@ def test_the_record_is_opened_and_closed_with_the_exit_code(node: Node) -> None:
     assert (closed["exit_code"], closed["signal"]) == (1, 0)
     assert closed["end"] >= closed["start"]
     assert list(Path(node.folder.jobs).iterdir()) == []
+
+
+@needs_root
+def test_where_a_sampler_runs_a_hook_starts_no_python(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0).without_haste()
+    node.hook("prolog", node.env(1, gpu="1"))
+    until((node.folder.inbox / "sampler").exists)
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write("python=/bin/false\n")
+    assert node.hook("prolog", node.env(7)).returncode == 0
+    assert jobs.get(node.folder, 7) is not None
+    assert node.folder.task_file(7).exists()
+    node.hook("epilog", {**node.env(7), "SLURM_JOB_EXIT_CODE2": "3:0"})
+    assert jobs.get(node.folder, 7) is None
+    assert json.loads((node.root / "spool" / "7.0.n1.json").read_text())["exit_code"] == 3
+
+
+@needs_root
+def test_of_many_prologs_on_an_idle_node_a_few_start_python(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0).without_haste()
+    counting, starts = node.root / "counting", node.root / "starts"
+    counting.write_text(f'#!/bin/sh\necho >>{starts}\nexec {node.hooks}/python-without-haste "$@"\n')
+    counting.chmod(0o755)
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write(f"python={counting}\n")
+    command = [str(node.hooks / "prolog.sh")]
+    hooks = [subprocess.Popen(command, env=node.env(job_id)) for job_id in range(1, 41)]
+    assert {hook.wait(timeout=240) for hook in hooks} == {0}
+    assert len(jobs.all_jobs(node.folder)) == 40
+    assert 1 <= len(starts.read_text()) <= 10
+
+
+@needs_root
+def test_a_request_whose_hook_was_killed_is_not_served(node: Node) -> None:
+    """The job may be over by now, or be another run of it."""
+    node = node.with_config(idle_exit_s=60.0).without_haste()
+    node.hook("prolog", node.env(1, gpu="1"))
+    until((node.folder.inbox / "sampler").exists)
+    sampler = int((node.folder.inbox / "sampler").read_text())
+    os.kill(sampler, signal.SIGSTOP)
+    hook = subprocess.Popen(
+        [str(node.hooks / "prolog.sh")], env=node.env(7), start_new_session=True, stdin=subprocess.DEVNULL
+    )
+    until(lambda: list(node.folder.inbox.glob("prolog.7.*[0-9]")))
+    os.killpg(hook.pid, signal.SIGKILL)
+    hook.wait()
+    os.kill(sampler, signal.SIGCONT)
+    node.hook("prolog", node.env(8))
+    assert jobs.get(node.folder, 8) is not None
+    until(lambda: not list(node.folder.inbox.glob("prolog.7.*")))
+    assert jobs.get(node.folder, 7) is None
+
+
+@needs_root
+def test_changed_settings_hold_for_the_next_job_though_the_sampler_stays(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0).without_haste()
+    node.hook("prolog", node.env(1, gpu="1"))
+    until((node.folder.inbox / "sampler").exists)
+    node.with_config(mps="timeslice").hook("prolog", node.env(7))
+    job = jobs.get(node.folder, 7)
+    assert job is not None
+    assert job.mode == "timeslice"
+
+
+@needs_root
+def test_the_sampler_goes_ahead_of_jobs_and_the_daemons_that_it_starts_for_users_do_not(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0).without_haste()
+    node.hook("prolog", node.env(1, gpu="1"))
+    until((node.folder.inbox / "sampler").exists)
+    sampler = int((node.folder.inbox / "sampler").read_text())
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write("python=/bin/false\n")
+    node.hook("prolog", node.env(7))
+    daemons = [daemon.process.pid for daemon in node.mps.daemons(node.gpus[0].uuid, USER)]
+    assert os.getpriority(os.PRIO_PROCESS, sampler) < 0
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in daemons] == [0]

@@ -61,6 +61,20 @@ def test_what_is_right_has_no_fault(hooks: Path) -> None:
 
 
 @needs_root
+def test_a_prolog_without_the_part_that_it_sources_is_found(hooks: Path) -> None:
+    (hooks / "hand_over.sh").unlink()
+    assert look(hooks, "prolog.sh").faults == (
+        ("hook-older", f"Prolog needs {hooks}/hand_over.sh, which does not exist"),
+    )
+
+
+@needs_root
+def test_a_part_of_the_prolog_that_others_may_write_is_found(hooks: Path) -> None:
+    (hooks / "hand_over.sh").chmod(0o777)
+    assert checks(look(hooks, "prolog.sh")) == ["not-only-root"]
+
+
+@needs_root
 def test_a_slurm_user_who_cannot_read_the_settings_is_found(hooks: Path) -> None:
     toml = hooks.parent / "gpumem.toml"
     toml.chmod(0o640)

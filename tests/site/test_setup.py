@@ -15,6 +15,7 @@ from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf
+from slurm_gpumem.site.hook_files import SCRIPTS
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
@@ -355,7 +356,7 @@ def test_the_hooks_are_written_too_with_the_settings_of_this_site(tmp_path: Path
         propose(SetupOptions(), replace(now, config={**now.config, **own}), memory_of), tmp_path / "new"
     )
     hooks = tmp_path / "new" / HOOKS
-    for name in ("prolog.sh", "epilog.sh", "task_prolog.sh", "task_epilog.sh", "epilog_slurmctld.sh"):
+    for name in SCRIPTS:
         assert (hooks / name).read_bytes() == data_path("prolog", name).read_bytes()
         assert (hooks / name).stat().st_mode & 0o777 == 0o755
     code = f'. {hooks}/hooks.conf; echo "$python|$state_dir|$next_task_prolog|$next_prolog"'

@@ -1,0 +1,161 @@
+"""What the nodes' hooks cost in a burst: 300 array tasks of `true` on three nodes, ours and empty.
+
+Run it with `make bench-hooks`; exits 1 when a ratio is over its limit, a task is held or a node is drained.
+The clusters take turns, and the median of the rounds' ratios counts. ARGS="--rounds 1 --tasks 60" for less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Sequence
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.devcluster.cluster import Cluster, up
+from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
+
+LIMIT, TASKS, ROUNDS, BUSY = 1.5, 300, 3, 20
+_LONGEST_S = 300.0
+_HOOKS = {
+    "Prolog": "prolog.sh",
+    "Epilog": "epilog.sh",
+    "TaskProlog": "task_prolog.sh",
+    "TaskEpilog": "task_epilog.sh",
+}
+
+
+class Burst(NamedTuple):
+    """What became of one array."""
+
+    seconds: float
+    held: int
+    drained: int
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=TASKS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    args = parser.parse_args(argv)
+    gpusbatch = str(Path(sys.executable).with_name("gpusbatch"))
+    ways = {
+        "sbatch --gres=shard:1": ["sbatch", "--gres=shard:1"],
+        "gpusbatch --gpu-mem=1G": [gpusbatch, "--gpu-mem=1G"],
+    }
+    fine = True
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as name, _clusters(Path(name)) as clusters:
+        for busy in (0, BUSY):
+            for title, command in ways.items():
+                with _busy(busy):
+                    bursts = _measure(clusters, command, args.tasks, args.rounds)
+                open_records = _records_left_open(clusters["ours"])
+                fine &= _report(f"{title}, {busy} busy processes", bursts, open_records)
+    return 0 if fine else 1
+
+
+@contextmanager
+def _clusters(folder: Path) -> Iterator[Dict[str, Cluster]]:
+    folder.chmod(0o755)
+    empty = folder / "empty.sh"
+    empty.write_text("#!/bin/sh\nexit 0\n")
+    empty.chmod(0o755)
+    (folder / "job.sh").write_text("#!/bin/sh\ntrue\n")
+    nothing = ("PrologFlags=Alloc", *(f"{key}={empty}" for key in _HOOKS))
+    ours = [f"{key}={folder}/b/hooks/{name}" for key, name in _HOOKS.items() if key.startswith("Task")]
+    clusters = {
+        "empty": up(ClusterSpec(nodes=default_nodes(3), state=folder / "a", extra_conf=nothing)),
+        "ours": up(
+            ClusterSpec(nodes=default_nodes(3), state=folder / "b", hooks=True, extra_conf=tuple(ours))
+        ),
+    }
+    for name in _HOOKS.values():
+        shutil.copy(data_path("prolog", name), clusters["ours"].layout.hooks)
+    try:
+        yield clusters
+    finally:
+        for cluster in clusters.values():
+            cluster.stop()
+
+
+@contextmanager
+def _busy(number: int) -> Iterator[None]:
+    loops = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def _measure(
+    clusters: Dict[str, Cluster], command: List[str], tasks: int, rounds: int
+) -> Dict[str, List[Burst]]:
+    bursts: Dict[str, List[Burst]] = {name: [] for name in clusters}
+    for round_ in range(rounds):
+        names = sorted(clusters, reverse=bool(round_ % 2))
+        for name in names:
+            bursts[name].append(_burst(clusters[name], command, tasks))
+    return bursts
+
+
+def _burst(cluster: Cluster, command: List[str], tasks: int) -> Burst:
+    """From the submission until the last task is out of the queue, its Epilog included."""
+    # Idle nodes: their samplers have ended, and the first task's hooks start them.
+    time.sleep(4.0)
+    options = [
+        "-o",
+        "/dev/null",
+        "--mem=10",
+        f"--array=1-{tasks}",
+        str(cluster.layout.root.parent / "job.sh"),
+    ]
+    cluster.run([*command, *options], check=True, cwd=Path("/"))
+    began = time.monotonic()
+    while time.monotonic() - began < _LONGEST_S:
+        left = cluster.run(["squeue", "-h", "-r", "-o", "%T %r"], check=True).stdout.splitlines()
+        if not any("held" not in line.lower() for line in left):
+            break
+        time.sleep(0.1)
+    seconds = time.monotonic() - began
+    states = cluster.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%T"], check=True).stdout.split()
+    drained = sum(state.startswith(("drain", "down")) for state in states)
+    cluster.run(["scancel", "-p", "gpu"], check=True)
+    if drained:
+        cluster.run(["scontrol", "update", "NodeName=ALL", "State=RESUME"])
+    return Burst(seconds, len(left), drained)
+
+
+def _records_left_open(cluster: Cluster) -> str:
+    records = [json.loads(path.read_text()) for path in cluster.layout.records.glob("*.json")]
+    for path in cluster.layout.records.glob("*.json"):
+        path.unlink()
+    return f"{len(records)} records, {sum(record['end'] is None for record in records)} of them open"
+
+
+def _report(title: str, bursts: Dict[str, List[Burst]], records: str) -> bool:
+    ratio = statistics.median(
+        ours.seconds / empty.seconds for ours, empty in zip(bursts["ours"], bursts["empty"])
+    )
+    times = {name: " ".join(f"{burst.seconds:.1f}" for burst in found) for name, found in bursts.items()}
+    held, drained = (sum(getattr(burst, word) for burst in bursts["ours"]) for word in ("held", "drained"))
+    fine = ratio <= LIMIT and not held and not drained
+    print(
+        f"{title}: ours / empty {ratio:.2f} x (limit {LIMIT:g} x) {'ok' if fine else 'OVER'}; "
+        f"{times['ours']} s / {times['empty']} s; {held} held, {drained} drained; {records}",
+        flush=True,
+    )
+    return fine
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
