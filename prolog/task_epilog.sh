@@ -17,6 +17,18 @@ at_end() {
     [ "$end_line" = yes ] && run slurm_gpumem.node.end_line
 }
 
+# Slurm kills what this task leaves behind as soon as we are done. A process at an MPS server must not be killed: the
+# sampler takes it from there, when it has had its time to save a checkpoint. The time limit is Slurm's own KillWait.
+leaves_clients() {
+    [ -r "$run_dir/jobs/$SLURM_JOB_ID.clients" ] && while read -r pid task step; do
+        [ "$step" = "$PPID" ] && [ ! -e "/proc/$task" ] && [ -e "/proc/$pid" ] && return 0
+    done <"$run_dir/jobs/$SLURM_JOB_ID.clients" && return 1
+}
+waited=0
+while [ $waited -lt 1200 ] && leaves_clients; do
+    waited=$((waited + 1)) && /bin/sleep 0.1
+done
+
 # A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.
 task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no
 if [ -r "$task_file" ]; then

@@ -3,6 +3,7 @@
 # Slurm sets each printed "export KEY=VALUE" in the task. Always exits with 0: any other code would fail the job.
 run_dir=/run/gpumem next_task_prolog=
 here=${0%/*}
+end_library=$here/libgpumem_end.so
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
@@ -31,6 +32,9 @@ if [ "$served" = yes ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS
     tasks=$(($(printf %s "$SLURM_GTIDS" | tr -cd , | wc -c) + 1))
     [ "$limit_key" = index ] && uuid=0
     [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
+    # The CUDA driver loads it: a process that ends leaves its MPS server first. A profiler's own library stays.
+    [ -r "$end_library" ] && [ -z "$CUDA_INJECTION64_PATH" ] &&
+        printf 'export %s\n' "CUDA_INJECTION64_PATH=$end_library" "GPUMEM_END_SOCKET=$run_dir/mps/end.sock"
     [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
         echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
 fi
