@@ -117,7 +117,7 @@ hook() { # hook NAME: one of our hooks, and the settings beside it
 for role in $roles; do
     case $role in
     node)
-        for name in prolog epilog hand_over log_check task_prolog task_epilog; do hook $name.sh; done
+        for name in prolog epilog hand_over let_go log_check task_prolog task_epilog; do hook $name.sh; done
         hooks_in_use >/dev/null || echo "next: the lines for slurm.conf in docs/admin/node.md"
         ;;
     controller)

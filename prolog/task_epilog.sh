@@ -1,11 +1,12 @@
 #!/bin/sh
-# shellcheck disable=SC1090,SC1091
+# shellcheck disable=SC1090,SC1091,SC2154
 # Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (gpumem docs recovery),
 # and end the output of a job that asked for it with one line on its memory (gpumem docs monitoring).
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog=
 here=${0%/*}
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 [ -r "$here/log_check.sh" ] && . "$here/log_check.sh"
+[ -r "$here/let_go.sh" ] && . "$here/let_go.sh"
 
 run() {
     # The job's own libraries must not be loaded into this Python.
@@ -13,7 +14,7 @@ run() {
         GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
 }
 at_end() {
-    if [ "$reports" = yes ] || ! log_is_clean; then run slurm_gpumem.recovery.task; fi
+    if [ "$reports$overran" != no ] || ! log_is_clean; then run slurm_gpumem.recovery.task; fi
     [ "$end_line" = yes ] && run slurm_gpumem.node.end_line
 }
 

@@ -3,6 +3,7 @@
 # Slurm obeys each "export KEY=VALUE" and "unset KEY" that is printed. Always exits with 0: any other code would fail the job.
 run_dir=/run/gpumem next_task_prolog=
 here=${0%/*}
+end_library=$here/libgpumem_end.so
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
@@ -31,6 +32,9 @@ if [ "$served" = yes ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS
     [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     # Slurm sets this one in every step of a gres/mps job, which asked for memory, not for a part of the SMs.
     [ "$threads$SLURM_SHARDS_ON_NODE" = no ] && echo "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    # The CUDA driver loads it: a process that ends leaves its MPS server first. A profiler's own library stays.
+    [ -r "$end_library" ] && [ -z "$CUDA_INJECTION64_PATH" ] &&
+        printf 'export %s\n' "CUDA_INJECTION64_PATH=$end_library" "GPUMEM_END_SOCKET=$run_dir/mps/end.sock"
     [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
         echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
 fi

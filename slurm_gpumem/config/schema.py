@@ -223,11 +223,17 @@ NODE = Section(
         Key("idle_exit_s", SECONDS, 30, "the sampler ends when no shared job has been here for this long"),
         Key(
             "on_overrun",
+            one_of("end", "log", "warn", "cancel"),
+            "end",
+            'for a job above its shards beside others: "end" (its GPU processes, as out of memory), "log", '
+            '"warn" (a line on its stderr) or "cancel"',
+        ),
+        Key(
+            "on_unfenced",
             _ACTION,
             "log",
-            '"log", "warn" (a line on the job\'s stderr) or "cancel" for a job above its shards',
+            '"log", "warn" or "cancel" for a GPU process of a shared job outside MPS or without its limit',
         ),
-        Key("on_unfenced", _ACTION, "log", "the same for a GPU process of a shared job outside MPS"),
         Key(
             "unfenced",
             one_of("start", "requeue"),
@@ -240,7 +246,7 @@ NODE = Section(
             16,
             "size of the file system for the files of a user's MPS daemon on one GPU; 0 for none",
         ),
-        Key("grace_s", SECONDS, 10, "how long that may last before the action is taken"),
+        Key("grace_s", SECONDS, 1, "how long that may last before the action is taken"),
         Key(
             "end_line",
             one_of("off", "ask", "all"),

@@ -8,8 +8,10 @@ It needs only the standard library, so that jobs of any user can run it from a c
 from __future__ import annotations
 
 import argparse
+import ctypes
 import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -40,9 +42,32 @@ def main(argv: Optional[List[str]] = None) -> int:
     except (LedgerError, OSError, ValueError) as error:
         print(f"gpumem-standin: {error}", file=sys.stderr)
         return 2
+    if args.save_s is not None:
+        signal.signal(signal.SIGTERM, lambda number, frame: _save(args.save_s))
+    _become_mps_client()
     job = os.environ.get("SLURM_JOB_ID", "none")
     train(gpus, curve, args.seconds, job, args.name, args.sm)
     return 0
+
+
+def _become_mps_client() -> None:
+    """As the CUDA driver does: load the library that is named; fail when the MPS server says so."""
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        signal.signal(signal.SIGUSR2, _terminated)
+    if "CUDA_INJECTION64_PATH" in os.environ:
+        ctypes.CDLL(os.environ["CUDA_INJECTION64_PATH"]).InitializeInjection()
+
+
+def _save(seconds: float) -> None:
+    """As a script that writes a checkpoint when it is told to end."""
+    print("saving", flush=True)
+    time.sleep(seconds)
+    print("saved", flush=True)
+    sys.exit(143)
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise RuntimeError("CUDA error: the MPS client has been terminated by the server")
 
 
 def train(
@@ -159,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, default=10, help="number of training steps (default 10)")
     parser.add_argument("--seconds", type=float, default=2.0, help="duration of all steps (default 2)")
     parser.add_argument("--sm", type=_part, metavar="PART", help="its SM activity, from 0 to 1")
+    parser.add_argument("--save-s", type=float, metavar="S", help="at SIGTERM save for this long, then end")
     parser.add_argument("--name", default="model", help="name of the model, for the log")
     return parser
 

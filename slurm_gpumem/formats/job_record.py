@@ -43,6 +43,8 @@ _MOST_MET, _MOST_STATE = 64, 24
 MPS, MPS_SHARED, TIMESLICE, UNFENCED, MIG = "mps", "mps-shared", "timeslice", "unfenced", "mig"
 """UNFENCED is the mode of a run that should have got MPS and did not (its notes say why), MIG that of one
 on an instance of its own, which the hardware fences."""
+OVERRUN, CROWDED = "overrun", "crowded"
+"""Events: the job was ended, since it took more than its shards beside others; another one did, beside it."""
 _NO_CLAIM = CommentRecord()
 _KILLS = (SIGKILL, SIGTERM)
 _DECODE = json.JSONDecoder().raw_decode
@@ -98,14 +100,14 @@ class GpuFigures(NamedTuple):
 
 
 class FaultEvent(NamedTuple):
-    """A fault of the GPU or of the user's MPS server that the job was hit by."""
+    """What hit the job: a fault of the GPU or of its MPS server, or a limit that was exceeded."""
 
     kind: str
-    """"mps-fault" or "xid"."""
+    """"mps-fault", "xid", OVERRUN or CROWDED."""
     gpu: str
     at: Optional[float]
     others: Tuple[int, ...]
-    """Jobs of the same user that were hit at the same time."""
+    """Jobs at the same server that were hit at the same time; of OVERRUN and CROWDED: who was beside it."""
     xid: Optional[int] = None
 
     def same_as(self, other: FaultEvent) -> bool:

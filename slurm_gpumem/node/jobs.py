@@ -158,6 +158,15 @@ class RunFolder:
         """What a job has used so far, for its own user: the line at its end is made from it."""
         return self.jobs / f"{job_id}.usage"
 
+    def clients_file(self, job_id: int) -> Path:
+        """The job's processes at an MPS server: its task epilog waits for those that outlive its task."""
+        return self.jobs / f"{job_id}.clients"
+
+    @property
+    def end_socket(self) -> Path:
+        """Where processes ask to leave their MPS server; below `mps`, which containers see."""
+        return self.mps / "end.sock"
+
     def pipe(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "pipe"
 
@@ -202,6 +211,7 @@ def drop(folder: RunFolder, job_id: int) -> None:
     """The job is gone."""
     remove(folder.task_file(job_id))
     remove(folder.usage_file(job_id))
+    remove(folder.clients_file(job_id))
     remove(folder.jobs / f"{job_id}.json")
 
 

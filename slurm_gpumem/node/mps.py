@@ -17,7 +17,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.gpus import UUID
@@ -66,6 +66,8 @@ class MpsService:
     start_timeout_s: float = 4.0
     quit_timeout_s: float = 1.5
     """All of it together stays below the time that the user's next hook waits for the daemon's lock."""
+    leave_timeout_s: float = 25.0
+    """How long clients may take to leave their server; Slurm's KillWait is 30 s unless a site changes it."""
     tmpfs_mib: int = 0
     """Size of the file system for a user's pipe and log; 0 for none."""
 
@@ -130,7 +132,7 @@ class MpsService:
                     found.append(Daemon(Process(pid, start), owner, place[0], is_server))
         return found
 
-    def ask(self, uuid: str, uid: int, *commands: str) -> Optional[str]:
+    def ask(self, uuid: str, uid: int, *commands: str, timeout_s: Optional[float] = None) -> Optional[str]:
         """What the daemon answers to these commands; None when it does not answer in time.
 
         The daemon is the user's own process and may say anything, at any length: a little is read.
@@ -148,7 +150,8 @@ class MpsService:
         except OSError:
             return None
         try:
-            return _converse(client, "".join(f"{command}\n" for command in commands), self.quit_timeout_s)
+            text = "".join(f"{command}\n" for command in commands)
+            return _converse(client, text, timeout_s or self.quit_timeout_s)
         finally:
             client.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -172,6 +175,18 @@ class MpsService:
         if servers:
             self.ask(uuid, uid, *(f"set_device_pinned_mem_limit {pid} 0 {mib}M" for pid in servers))
         return answer is not None
+
+    def terminate_clients(self, uuid: str, uid: int, pids: Iterable[int]) -> bool:
+        """Take clients from the servers there; what they had on the GPU is dropped, other clients go on.
+
+        The server waits until a client's work on the GPU is done, which takes seconds beside many others, and
+        20 s for one that is stopped. False when the daemon does not answer.
+        """
+        listed = self.ask(uuid, uid, "get_server_list")
+        if listed is None:
+            return False
+        orders = [[f"terminate_client {server} {pid}" for pid in pids] for server in _servers(listed)]
+        return all(self.ask(uuid, uid, *some, timeout_s=self.leave_timeout_s) is not None for some in orders)
 
     def _start(self, uuid: str, uid: int) -> None:
         pipe = self.folder.pipe(uuid, uid)

@@ -28,17 +28,30 @@ class Watch:
         mib: Optional[float],
         limit_mib: Optional[int],
         verified: bool,
+        beside: bool,
         unfenced: int,
+        unlimited: int,
     ) -> List[Tuple[str, str]]:
-        """(action, message) that are due now; `unfenced` counts GPU processes that are no MPS clients."""
+        """(action, message) that are due now.
+
+        `beside`: whether other jobs are on its GPUs. `unfenced` counts GPU processes that are no MPS clients,
+        `unlimited` clients without the limit that the task prolog gave them.
+        """
         due = []
         over = mib is not None and limit_mib is not None and mib > limit_mib
-        if self._lasts(job_id, "overrun", over, now):
-            # Only Slurm's own count justifies ending a job; a claim does not.
-            action = self._config.on_overrun if verified else "log"
+        # Only Slurm's own count justifies ending a job, and only where others may lack the memory.
+        acts = verified and beside
+        if self._lasts(job_id, "overrun" if acts else "overrun, alone", over, now):
+            action = self._config.on_overrun if acts else "log"
             due.append(
                 (action, f"job {job_id} uses {mib:.0f} MiB of a shared GPU, {limit_mib} MiB are its shards")
             )
+            if action == "end":
+                # The next process of the job that does it is ended as well.
+                self.forget_overrun(job_id)
+        if self._lasts(job_id, "unlimited", unlimited > 0, now):
+            text = f"job {job_id} has {unlimited} MPS client(s) whose memory limit was changed or removed"
+            due.append((self._config.on_unfenced, text))
         if self._lasts(job_id, "unfenced", unfenced > 0, now):
             text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
             due.append((self._config.on_unfenced, text))
@@ -57,6 +70,11 @@ class Watch:
             return False
         self._done.add(key)
         return True
+
+    def forget_overrun(self, job_id: int) -> None:
+        """Look at it as if for the first time."""
+        self._since.pop((job_id, "overrun"), None)
+        self._done.discard((job_id, "overrun"))
 
     def forget(self, job_id: int) -> None:
         """The job is gone."""

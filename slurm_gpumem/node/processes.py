@@ -93,6 +93,11 @@ def cgroup_text(pid: int) -> str:
     return _read(pid, "cgroup", _READ_LIMIT).decode(errors="replace")
 
 
+def status_text(pid: int) -> str:
+    """/proc/PID/status; empty when it is gone."""
+    return _read(pid, "status", _READ_LIMIT).decode(errors="replace")
+
+
 def all_pids() -> Iterator[int]:
     """Of every process that is there now."""
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
@@ -118,16 +123,16 @@ def named(prefix: str, uid: Optional[int] = None) -> Iterator[int]:
 
 def end(processes: Iterable[Process], grace_s: float) -> None:
     """TERM, then KILL after `grace_s`; each only while the pid still is that process."""
-    left = [process for process in processes if _signal(process, signal.SIGTERM)]
+    left = [process for process in processes if send(process, signal.SIGTERM)]
     deadline = time.monotonic() + grace_s
     while left and time.monotonic() < deadline:
         time.sleep(0.005)
         left = [process for process in left if start_of(process.pid) == process.start]
     for process in left:
-        _signal(process, signal.SIGKILL)
+        send(process, signal.SIGKILL)
 
 
-def _signal(process: Process, number: int) -> bool:
+def send(process: Process, number: int) -> bool:
     """Signal exactly that process: a handle on it is taken first and its start compared then."""
     try:
         handle = os.pidfd_open(process.pid)

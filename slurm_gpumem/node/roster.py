@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Dict, List, Mapping, Optional, Protocol, Tuple
+from typing import Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.job_record import TIMESLICE, JobRecord
@@ -75,6 +75,8 @@ class Roster:
         """(job, restarts) of records that nobody closed."""
         self._tidied = float("-inf")
         self._stamp = -1
+        self.ask_often: Set[int] = set()
+        """Jobs whose end only Slurm can tell in time."""
         self._ended: Dict[Tuple[int, int], int] = {}
         """(job, restarts) whose epilog was here → how often Slurm has been asked since how it ended."""
 
@@ -120,6 +122,11 @@ class Roster:
         self._learn(answer, here.get(answer.job_id))
         return True
 
+    def is_ending(self, job_id: int) -> bool:
+        """Whether Slurm said at the last question that it is being ended."""
+        job = self._slurm.get(job_id)
+        return job is not None and job.state == "COMPLETING"
+
     def _find_left_open(self, here: Mapping[int, NodeJob]) -> None:
         running = {(job.job_id, job.restarts) for job in here.values()}
         self._left_open += [run for run in self.store.left_open() if run not in running]
@@ -136,7 +143,7 @@ class Roster:
         questions.update({job_id: ended for job_id, _ in (*self._ended, *self._left_open)})
         for job_id in here:
             sure = self.usage[job_id].verified and not self._absent.get(job_id)
-            questions[job_id] = every if sure else urgent
+            questions[job_id] = urgent if not sure else ended if job_id in self.ask_often else every
         return questions
 
     def _learn(self, answer: Answer, job: Optional[NodeJob]) -> None:

@@ -29,6 +29,8 @@ from slurm_gpumem.node.alone import Alone, claimed_alone, trains
 from slurm_gpumem.node.cpu_clock import CpuClock
 from slurm_gpumem.node.driver_limit import DriverLimits
 from slurm_gpumem.node.end_note import EndNotes
+from slurm_gpumem.node.ends import EndServer, Exits
+from slurm_gpumem.node.enforcer import Enforcer
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.fence import settle_limit
@@ -39,7 +41,6 @@ from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.own_live import OwnLiveFiles
 from slurm_gpumem.node.owners import Owners
-from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.roster import Roster
@@ -68,7 +69,8 @@ class Sampler:
         self._exporter = Exporter(folder, config, node)
         self.roster = Roster(folder, config, node, self._exporter, self.problems, self)
         self._owners = Owners()
-        self._watch = Watch(config)
+        self.exits = Exits(folder, config)
+        self._enforcer = Enforcer(folder, config, self.roster, self.exits)
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
         self._cpu_clock = CpuClock()
@@ -76,7 +78,6 @@ class Sampler:
         self._clocked = float("-inf")
         self._end_notes = EndNotes(folder, config)
         self._own_live = OwnLiveFiles(folder)
-        self._unfenced: Dict[int, int] = {}
         self._trained: Dict[str, Dict[int, Optional[Alone]]] = {}
         """By GPU, the jobs that trained at the last look; some may be gone at the next."""
         self._idle: Dict[str, float] = {}
@@ -110,7 +111,6 @@ class Sampler:
         uids = {job.job_id: job.uid for job in here.values()}
         gpus: Dict[str, LiveGpu] = {}
         seen: List[int] = []
-        self._unfenced = {}
         wanted = {uuid for job in here.values() for uuid in job.gpus}
         wanted.update(uuid for usage in self._left.values() for uuid in usage.gpus)
         # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
@@ -135,12 +135,13 @@ class Sampler:
             seen.extend(process.pid for process in found)
             gpus[uuid] = self._account(uuid, here, reading, by_job, seconds)
             self._trained[uuid] = training
+            self._enforcer.see(uuid, by_job)
             self._take_driver_peaks(uuid, by_job)
         self._read_cpus(here, now)
         self._finish_use()
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
-        self._enforce(now)
+        self._enforcer.act(now)
         # Writing it costs most of a round: at once when a job, a process, a peak or a note is new,
         # since the epilog of a job that has just been cancelled reads it.
         signature = [
@@ -160,6 +161,7 @@ class Sampler:
 
     def close(self) -> None:
         """Before the end: all that was seen is on disk, and nothing is left behind."""
+        self._enforcer.close()
         self.roster.write_records()
         self.roster.close()
         self.problems.attempt(self._exporter.close)
@@ -169,7 +171,7 @@ class Sampler:
     def gone(self, job_id: int, job: Optional[NodeJob], usage: JobUsage) -> None:
         """What the job had on its GPUs a look ago, it has lost since."""
         self._left[job_id] = usage
-        self._watch.forget(job_id)
+        self._enforcer.forget(job_id)
         self._end_notes.forget(job_id)
         for uuid in job.gpus if job else ():
             if self._had.get((job_id, uuid)) and job:
@@ -243,7 +245,6 @@ class Sampler:
             if reading is not None and seen is not None:
                 gpu_usage.add_activity(seen, job_id, held=job_id in reading.sharers, now=wall)
             usage.samples += 1
-            self._unfenced[job_id] = self._unfenced.get(job_id, 0) + sum(p.mps is False for p in mine)
             usage.companions.update(other for other in active if other != job_id and mine)
             if self._had.get((job_id, uuid)) and not mine:
                 self._lost(here[job_id], uuid)
@@ -352,30 +353,6 @@ class Sampler:
         if loss.daemon_uid == SHARED_UID:
             note_fault(self.folder, loss.uid, loss.at, alone=not event.others)
 
-    def _enforce(self, now: float) -> None:
-        for job_id, usage in self.roster.usage.items():
-            job = self.roster.announced.get(job_id)
-            if job is not None and self._watch.requeues(job):
-                log(self.folder.root, f"job {job_id} could not be fenced: requeued")
-                usage.notes.add("requeued, since it was not fenced")
-                self.roster.truth.requeue(job_id)
-            sizes = [gpu.now_mib for gpu in usage.gpus.values() if gpu.now_mib is not None]
-            actions = self._watch.check(
-                job_id,
-                now,
-                mib=max(sizes, default=None),
-                limit_mib=usage.limit_mib,
-                verified=usage.verified and usage.shards is not None,
-                unfenced=self._unfenced.get(job_id, 0) if job is not None and job.fenced else 0,
-            )
-            for action, message in actions:
-                log(self.folder.root, f"{message} ({action})")
-                usage.notes.add(message)
-                if action in ("warn", "cancel"):
-                    self.roster.truth.warn(job_id, f"gpumem: {message}")
-                if action == "cancel":
-                    self.roster.truth.cancel(job_id)
-
     def _settle_limits(self, live: Live) -> None:
         """Root's limit at a shared server follows Slurm's count as soon as that is known."""
         for job_id, job in self.roster.announced.items():
@@ -460,12 +437,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _serve_ends(folder: RunFolder, exits: Exits) -> Optional[EndServer]:
+    try:
+        server = EndServer(folder, exits)
+    except OSError as error:
+        log(folder.root, f"processes that end may take their neighbours along: {folder.end_socket}: {error}")
+        return None
+    server.start()
+    return server
+
+
 def _sample_until_idle(
     folder: RunFolder, config: NodeConfig, node: str, stay: bool, ended: List[int]
 ) -> None:
     gpus = find_gpus(config, node)
     sampler = Sampler(folder, config, node, choose_source(config, node, gpus), gpus)
     log(folder.root, f"sampler: {len(gpus)} GPUs, source {sampler.source.name}")
+    ends = _serve_ends(folder, sampler.exits)
     busy = due = time.monotonic()
     while not ended:
         try:
@@ -479,6 +467,8 @@ def _sample_until_idle(
             break
         due = max(due + config.interval_s, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
+    if ends is not None:
+        ends.close()
     sampler.close()
 
 

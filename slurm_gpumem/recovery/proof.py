@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 from slurm_gpumem.files import read_plain
-from slurm_gpumem.formats.job_record import MAX_BYTES, BadRecordError, JobRecord, parse_job_record
+from slurm_gpumem.formats.job_record import MAX_BYTES, OVERRUN, BadRecordError, JobRecord, parse_job_record
 from slurm_gpumem.node.records import NEAR
 from slurm_gpumem.slurm.queue import Job
 
@@ -37,11 +37,12 @@ def ran_at_its_limit(spool: Path, job: Job, run: int) -> bool:
 
 
 def was_hit_with_others(spool: Path, job: Job, run: int) -> bool:
-    """Whether a record of root's shows a fault that hit this run and another job's together."""
+    """Whether a record of root's shows a fault of this run and others, or that another took its memory."""
     deadline = time.monotonic() + _CLOSING_S
     while True:
         records = list(_records_of_root(spool, job, run))
-        if any(event.others for record in records for event in record.measured.events):
+        events = [event for record in records for event in record.measured.events]
+        if any(event.others for event in events if event.kind != OVERRUN):
             return True
         # The Epilog closes the record; what the sampler saw is in it by then.
         if time.monotonic() > deadline:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from math import ceil
 from typing import Dict, Mapping, Optional
 
 from slurm_gpumem.config.node import load_node_config, run_dir
@@ -18,7 +19,7 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import End
-from slurm_gpumem.formats.job_record import BadRecordError, read_job_record, record_name
+from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, BadRecordError, read_job_record, record_name
 from slurm_gpumem.formats.task_file import read_task_gpus
 from slurm_gpumem.formats.verdicts import NO_RUN, VERDICTS
 from slurm_gpumem.node.gpus import is_instance
@@ -64,14 +65,15 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     config = load_recovery_config(site_config_path())
     slurm = Controller(Commands(config.slurm_env, config.slurm_bin))
     log = _judge_logs(slurm, name)
-    if log.kind in (None, Kind.OTHER) and used is None:
+    measured = _measured(config, env, int(number), run)
+    if log.kind in (None, Kind.OTHER) and used is None and not measured.overran:
         return
     hit_too = []
     if log.kind is Kind.FAULT:
         hit_too = jobs_hit_too(
             RunFolder(run_dir()), node, int(number), os.getuid(), wait_s=_LOOKS * node.interval_s + 1.0
         )
-    verdict = verdict_on(log, _measured(config, env, int(number), run), hit_too)
+    verdict = verdict_on(log, measured, hit_too)
     job = slurm.job(name) if verdict or used else None
     comment = parse_comment(job.comment) if job else None
     if job is None or comment is None or comment.record is None:
@@ -82,7 +84,9 @@ def _task_epilog(env: Mapping[str, str]) -> None:
         if noted is not None:
             slurm.update(name, Comment=noted)
         return
-    end = End(run, verdict, log.pattern, log.need_mib, log.context_mib)
+    # Of a job that the node ended, what it held is the least that it needs.
+    need = ceil(measured.peak_mib) if measured.overran and measured.peak_mib else log.need_mib
+    end = End(run, verdict, log.pattern, need, log.context_mib)
     noted = with_end(comment, end, used)
     if noted is None:
         _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")
@@ -126,7 +130,15 @@ def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: 
     if limit is None and shards.isdigit():
         limit = int(shards) * config.shard_mib
     fresh = time.time() - path.stat().st_mtime < _FRESH_S
-    return Measured(measured.peak_mib, limit, measured.samples, fresh)
+    kinds = {event.kind for event in measured.events}
+    return Measured(
+        measured.peak_mib,
+        limit,
+        measured.samples,
+        fresh,
+        overran=OVERRUN in kinds,
+        crowded=CROWDED in kinds,
+    )
 
 
 def _consent(

@@ -26,6 +26,10 @@ class Measured(NamedTuple):
     samples: int = 0
     fresh: bool = False
     """Whether it was written just now: an older one can say that much was used, not that little was."""
+    overran: bool = False
+    """Whether the node ended its processes, because it took more than its share beside others."""
+    crowded: bool = False
+    """Whether another job took more than its share beside it."""
 
     @property
     def part(self) -> Optional[float]:
@@ -45,14 +49,24 @@ def verdict_on(log: LogVerdict, measured: Measured, hit_too: Sequence[int] = ())
 
     `hit_too` are the user's other jobs that the same GPU fault has hit.
     """
+    if measured.overran:
+        return OOM
     if log.kind is Kind.FAULT:
         return NEIGHBOUR if hit_too else None
     if log.kind is Kind.MAYBE:
         near = measured.part is not None and measured.part >= NEAR
         return OOM if near else None
+    if log.kind is Kind.OOM and measured.crowded and not _was_at_its_limit(log, measured):
+        return NEIGHBOUR
     if log.kind is Kind.OOM:
         return OOM if _may_have_run_out(log, measured) else None
     return log.kind.value if log.kind and log.kind.value in VERDICTS else None
+
+
+def _was_at_its_limit(log: LogVerdict, measured: Measured) -> bool:
+    """Whether its own share was too small, whoever took what beside it."""
+    needed = (measured.peak_mib or 0) + (log.need_mib or 0)
+    return measured.limit_mib is not None and needed > measured.limit_mib
 
 
 def _may_have_run_out(log: LogVerdict, measured: Measured) -> bool:

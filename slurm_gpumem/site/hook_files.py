@@ -14,6 +14,7 @@ SCRIPTS = (
     "prolog.sh",
     "epilog.sh",
     "hand_over.sh",
+    "let_go.sh",
     "log_check.sh",
     "task_prolog.sh",
     "task_epilog.sh",

@@ -33,7 +33,7 @@ _UNIT = "/etc/systemd/system/multi-user.target.wants/gpumem-sampler.service"
 _LIMIT_FUNCTION = "nvmlDeviceSetMemoryLimits_v1"
 _LEAST_FREE = 0.01
 _READ, _EXECUTE, _WRITE = os.R_OK, os.X_OK, os.W_OK
-_PARTS = ("hand_over.sh", "log_check.sh")
+_PARTS = ("hand_over.sh", "let_go.sh", "log_check.sh")
 _MODULE = re.compile(r"(?:\s-m|\brun) (slurm_gpumem[\w.]*)")
 Settings = Dict[str, str]
 

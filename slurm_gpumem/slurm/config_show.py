@@ -41,6 +41,12 @@ def parse_config(text: str) -> Dict[str, str]:
     return found
 
 
+def kill_wait_s(client: SlurmClient) -> float:
+    """How long Slurm waits between SIGTERM and SIGKILL."""
+    match = re.match(r"[0-9]+", show_config(client).get("KillWait", ""))
+    return float(match[0]) if match else 30.0
+
+
 def version_of(config: Dict[str, str]) -> Version:
     """The controller's version; SlurmError when it does not say."""
     return parse_version(config.get("SLURM_VERSION", ""))

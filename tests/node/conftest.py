@@ -220,3 +220,7 @@ def make_desk(state_folder: Path) -> Iterator[Callable[..., Desk]]:
 @pytest.fixture
 def desk(make_desk: Callable[..., Desk]) -> Desk:
     return make_desk()
+
+
+# At the end: it uses what stands above.
+from tests.node.real_site import make_site, site  # noqa: E402, F401

@@ -6,145 +6,20 @@ import json
 import os
 import random
 import shutil
-import signal
-import sys
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Callable, List, Optional
 
 import pytest
 
-from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
-from slurm_gpumem.node.homes import remove_home
-from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.mps import MpsService
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of, take_haste_away
+from tests.node.conftest import REPOSITORY, kill, needs_root
+from tests.node.real_site import USERS, Site
 from tests.support.slurm_jobs import hold_until, submit, verified_peaks
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
-USERS = ("nobody", "daemon")
-
-
-@dataclass(frozen=True)
-class Site:
-    """A cluster of one node with our hooks."""
-
-    cluster: Cluster
-    root: Path
-
-    @property
-    def folder(self) -> RunFolder:
-        return RunFolder(self.root / "run")
-
-    @property
-    def mps(self) -> MpsService:
-        return MpsService(self.folder, str(self.root / "bin" / MPS_STANDIN.name))
-
-    def submit(
-        self,
-        command: str,
-        *,
-        shards: int = 8,
-        user: str = USERS[0],
-        comment: str = "gpumem/1:est=7000,req=8192",
-    ) -> int:
-        options = [f"--gres=shard:{shards}", *([f"--comment={comment}"] if comment else [])]
-        return int(submit(self.cluster, *options, command=command, output=f"{self.root}/out/%j", user=user))
-
-    def out(self, job_id: int) -> str:
-        return (self.root / "out" / str(job_id)).read_text()
-
-    def queue(self) -> List[str]:
-        return self.cluster.run(["squeue", "-h", "-o", "%i %T"], check=True).stdout.splitlines()
-
-    def node_state(self) -> str:
-        return self.cluster.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%T"], check=True).stdout.strip()
-
-    def record(self, job_id: int) -> Dict[str, Any]:
-        table: Dict[str, Any] = json.loads((self.root / "records" / f"{job_id}.0.n1.json").read_text())
-        return table
-
-    def live(self, job_id: int) -> Dict[str, Any]:
-        try:
-            table: Dict[str, Any] = json.loads(self.folder.live.read_text())["jobs"].get(str(job_id), {})
-        except (OSError, ValueError):
-            return {}
-        return table
-
-    def samplers(self) -> List[int]:
-        return samplers_of(self.folder.root)
-
-    def assert_clean(self) -> None:
-        assert self.mps.daemons() == []
-        assert jobs.all_jobs(self.folder) == ()
-        assert list(self.folder.mps.iterdir()) == []
-        assert self.node_state() == "idle"
-
-
-@pytest.fixture(scope="module")
-def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
-    """One cluster for all tests here: starting one costs more than most of them."""
-    root = Path(tempfile.mkdtemp(prefix="gpumem-"))
-    root.chmod(0o755)
-    for name in ("bin", "out"):
-        (root / name).mkdir()
-    (root / "out").chmod(0o1777)
-    shutil.copy(MPS_STANDIN, root / "bin")
-    hooks = root / "hooks"
-    shutil.copytree(REPOSITORY / "prolog", hooks)
-    (hooks / "hooks.conf").write_text(
-        f"python={sys.executable}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run\n"
-    )
-    take_haste_away(hooks)
-    RunFolder(root / "run").make()
-    cluster = make_module_cluster(
-        nodes=(NodeSpec("n1"),),
-        extra_conf=(
-            "PrologFlags=Alloc",
-            f"Prolog={hooks}/prolog.sh",
-            f"Epilog={hooks}/epilog.sh",
-            f"TaskProlog={hooks}/task_prolog.sh",
-            f"TaskEpilog={hooks}/task_epilog.sh",
-        ),
-    )
-    yield Site(cluster, root)
-    cluster.stop()
-    for home in (root / "run" / "mps").glob("*/*"):
-        remove_home(home)
-    shutil.rmtree(root)
-
-
-@pytest.fixture
-def make_site(site: Site) -> Iterator[Callable[..., Site]]:
-    """The cluster with the test's own settings, and no sampler of an earlier test that has others."""
-
-    def make(**settings: object) -> Site:
-        values = {
-            "ledger": str(site.cluster.layout.ledger),
-            "spool": str(site.root / "records"),
-            "interval_s": 0.2,
-            "mps_control": str(site.root / "bin" / MPS_STANDIN.name),
-            "slurm_every_s": 1,
-            "idle_exit_s": 3,
-            "grace_s": 0.1,
-            **settings,
-        }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-        (site.root / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
-        return site
-
-    yield make
-    site.cluster.run(["scancel", "-p", "gpu"], check=True)
-    until(lambda: not site.queue())
-    for sampler in site.samplers():
-        os.kill(sampler, signal.SIGTERM)
-    until(lambda: not site.samplers())
 
 
 def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callable[..., Site]) -> None:

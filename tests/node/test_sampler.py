@@ -77,7 +77,8 @@ def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # typ
 def test_an_overrun_is_logged_warned_of_or_cancelled(make_desk, policy: str, said: str) -> None:  # type: ignore[no-untyped-def]
     desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 0 0 1 gres:shard:4", on_overrun=policy)
     desk.job(1)
-    desk.hold({desk.process(1): 9000.0})
+    desk.job(2)
+    desk.hold({desk.process(1): 9000.0, desk.process(2): 10.0})
     until(lambda: any("9000 MiB" in note for note in desk.live()["1"]["notes"]))
     if said:
         until(lambda: desk.live() and said in desk.said())

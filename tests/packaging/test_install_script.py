@@ -17,7 +17,16 @@ from tests.test_packaging import _build
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = ROOT / "packaging" / "install.sh"
-HOOKS = {"prolog.sh", "epilog.sh", "hand_over.sh", "log_check.sh", "task_prolog.sh", "task_epilog.sh", "hooks.conf"}
+HOOKS = {
+    "prolog.sh",
+    "epilog.sh",
+    "hand_over.sh",
+    "let_go.sh",
+    "log_check.sh",
+    "task_prolog.sh",
+    "task_epilog.sh",
+    "hooks.conf",
+}
 
 
 @dataclass(frozen=True)

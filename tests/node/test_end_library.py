@@ -1,0 +1,106 @@
+"""The library that CUDA programs load: they ask before they end, and end as they would without it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.node.conftest import REPOSITORY
+from tests.node.real_site import build_end_library
+
+LOAD = "import ctypes, os, signal, sys, time; ctypes.CDLL(sys.argv[1]).InitializeInjection(); "
+READY = "print('ready', flush=True); time.sleep(60)"
+
+
+class Asked:
+    """A socket in the sampler's place; it notes who asked, and lets each go at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.pids = path, []  # type: Path, List[int]
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            channel, _ = self._listener.accept()
+            with channel:
+                credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                self.pids.append(int.from_bytes(credentials[:4], sys.byteorder))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("end")
+    (folder / "gpumem_end.c").write_bytes((REPOSITORY / "prolog" / "gpumem_end.c").read_bytes())
+    build_end_library(folder)
+    return folder / "libgpumem_end.so"
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    return Asked(tmp_path / "end.sock")
+
+
+def _started(library: Path, code: str, asked: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(library)],
+        env={"GPUMEM_END_SOCKET": str(asked)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_process_asks_to_be_let_go_and_ends_of_the_signal(
+    library: Path, asked: Asked, number: signal.Signals
+) -> None:
+    process = _started(library, LOAD + READY, asked.path)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == -number
+    assert asked.pids == [process.pid]
+
+
+def test_a_process_that_fails_asks_too(library: Path, asked: Asked) -> None:
+    process = _started(library, LOAD + "print('ready', flush=True); ctypes.string_at(0)", asked.path)
+    assert process.wait(timeout=30) == -signal.SIGSEGV
+    assert asked.pids == [process.pid]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_handler_of_the_programs_own_stays(library: Path, asked: Asked, when: str) -> None:
+    own = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(7))); "
+    imports = "import os, signal, time; "
+    code = imports + own + LOAD + READY if when == "before" else LOAD + own + READY
+    process = _started(library, code, asked.path)
+    process.send_signal(signal.SIGTERM)
+    assert (process.communicate(timeout=30)[0], process.returncode) == ("saved\n", 7)
+    assert asked.pids == []
+
+
+def test_python_sees_no_handler(library: Path, asked: Asked) -> None:
+    code = LOAD + "print('ready', flush=True); print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
+    assert _started(library, code, asked.path).communicate(timeout=30)[0] == "True\n"
+
+
+def test_a_forked_child_ends_at_once_and_asks_nobody(library: Path, asked: Asked) -> None:
+    code = LOAD + "child = os.fork() or (time.sleep(60), os._exit(1)); print('ready', flush=True); "
+    code += "os.kill(child, signal.SIGTERM); print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    assert _started(library, code, asked.path).communicate(timeout=30)[0] == "-15\n"
+    assert asked.pids == []
+
+
+def test_without_a_sampler_a_process_ends_as_it_would(library: Path, tmp_path: Path) -> None:
+    process = _started(library, LOAD + READY, tmp_path / "nobody.sock")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == -signal.SIGTERM

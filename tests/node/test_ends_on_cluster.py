@@ -1,0 +1,72 @@
+"""Jobs that end in a real Slurm leave their MPS server first: their neighbours must not end with them."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import pytest
+
+from slurm_gpumem.node.gpus import standin_uuid
+from tests.node.conftest import needs_root
+from tests.node.real_site import Site
+from tests.support.slurm_jobs import verified_peaks
+from tests.support.waiting import until
+
+pytestmark = [needs_root, pytest.mark.slurm]
+STANDIN = "gpumem-standin --peak 3000 --steps 2000 --seconds 600"
+IGNORING = f"trap '' TERM; {STANDIN}"
+
+
+def _runs(site: Site, job: int) -> bool:
+    """Whether the sampler knows the job's process and the task it belongs to."""
+    clients = site.folder.clients_file(job)
+    return str(job) in verified_peaks(site.folder.live) and clients.exists() and bool(clients.read_text())
+
+
+def _client(site: Site, job: int) -> int:
+    return int(site.folder.clients_file(job).read_text().split()[0])
+
+
+def _left_server(site: Site, uid: int, pid: int) -> bool:
+    """Whether MPS was told to let the process go."""
+    log = site.folder.log(standin_uuid("n1", 0), uid) / "control.log"
+    return f" {pid}" in "".join(line for line in log.read_text().splitlines() if "terminate_client" in line)
+
+
+@pytest.mark.parametrize("mode", ["per-user", "shared"])
+def test_a_cancelled_job_leaves_its_mps_server_before_it_ends(
+    make_site: Callable[..., Site],
+    mode: str,
+) -> None:
+    site = make_site(mps=mode)
+    neighbour, job = site.submit(STANDIN), site.submit(STANDIN)
+    until(lambda: _runs(site, job) and _runs(site, neighbour))
+    pid, uid = _client(site, job), 0 if mode == "shared" else 65534
+    site.cluster.run(["scancel", str(job)], check=True)
+    until(lambda: _left_server(site, uid, pid))
+    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
+    assert not _left_server(site, uid, _client(site, neighbour))
+    assert any(line == f"{neighbour} RUNNING" for line in site.queue())
+
+
+def test_a_process_that_ignores_the_signal_is_taken_from_its_server_before_it_is_killed(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site()
+    neighbour, job = site.submit(STANDIN), site.submit(f'sh -c "{IGNORING}"; true')
+    until(lambda: _runs(site, job) and _runs(site, neighbour))
+    pid = _client(site, job)
+    site.cluster.run(["scancel", str(job)], check=True)
+    until(lambda: _left_server(site, 65534, pid))
+    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
+
+
+def test_a_script_that_saves_at_the_signal_has_its_time_for_it(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site()
+    neighbour, job = site.submit(STANDIN), site.submit(f"{STANDIN} --save-s 2; true")
+    until(lambda: _runs(site, job) and _runs(site, neighbour))
+    site.cluster.run(["scancel", str(job)], check=True)
+    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
+    assert "saved" in site.out(job)
