@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
+from slurm_gpumem.estimators.training_job import StatedTraining
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.slurm.options import OptionTable, read_command_line, sbatch_table
 from slurm_gpumem.slurm.sbatch import SbatchRefusedError, installed_options, run_sbatch
@@ -128,18 +128,14 @@ def estimate(
         module_loading=module_loading,
         strategy=strategy,
     )
-    from slurm_gpumem.estimators.explain.changes import in_precision
     from slurm_gpumem.estimators.registry import refuse_guess
-    from slurm_gpumem.estimators.stated_input import with_input
+    from slurm_gpumem.estimators.resolve import resolve_job
     from slurm_gpumem.utilization.predict import estimate_with_utilization
 
-    model = with_input(model, input)
-    refuse_untraced(model, stated)
-    refuse_guess(model, estimator)
-    job = training_job(model, stated, gpus=gpus)
-    model, notes = in_precision(model, job.precision)
-    found = estimate_with_utilization(estimator, model, job, find_gpu(gpu), coverage)
-    return replace(found, warnings=(*found.warnings, *notes)) if notes else found
+    resolved = resolve_job(model, stated, input=input, gpus=gpus)
+    refuse_guess(resolved.summary, estimator)
+    found = estimate_with_utilization(estimator, resolved.summary, resolved.job, find_gpu(gpu), coverage)
+    return replace(found, warnings=(*found.warnings, *resolved.notes)) if resolved.notes else found
 
 
 def decide(

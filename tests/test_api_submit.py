@@ -296,3 +296,19 @@ def test_no_package_or_module_bears_the_name_of_a_public_function() -> None:
     modules = {path.stem for path in (folder / "submission").glob("*.py")}
     exported = {name for name in vars(room) if not name.startswith("_")} - modules
     assert not exported
+
+
+def test_a_trace_under_autocast_is_the_same_job_for_an_estimate_and_for_a_submission(site: Job) -> None:
+    summary = small_summary()
+    said = estimate(summary, precision="amp-bf16", gpu="a100")
+    decided = decide("job.sh", model=summary, precision="amp-bf16", gpu="a100")
+    assert decided.estimate is not None
+    assert (decided.peak_mib, decided.request_mib) == (said.peak_mib, said.request_mib)
+    assert any("follows autocast" in warning for warning in decided.warnings)
+
+
+def test_a_preset_of_a_file_does_not_overrule_what_a_trace_saw(site: Job, tmp_path: Path) -> None:
+    (tmp_path / ".config").mkdir()
+    (tmp_path / ".config" / "gpumem.toml").write_text('[job]\nprecision = "amp-bf16"\noptimizer = "sgd"\n')
+    decided = decide("job.sh", model=small_summary(), gpu="a100")
+    assert decided.peak_mib == estimate(small_summary(), gpu="a100").peak_mib

@@ -21,16 +21,13 @@ from slurm_gpumem.cli.target_options import (
     TARGET_HELP,
     add_code_options,
     add_generate_option,
-    explicit_training,
     traced_subject,
 )
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.explain.changes import in_precision
-from slurm_gpumem.estimators.stated_input import with_input
-from slurm_gpumem.estimators.training_job import refuse_untraced, training_job
+from slurm_gpumem.estimators.resolve import resolve_job
 from slurm_gpumem.estimators.types import (
     INPUT_DTYPES,
     LOSSES,
@@ -163,11 +160,13 @@ def _subject(
     if traced is not None:
         job = replace(traced.job, gpus=args.gpus or 1, strategy=args.strategy or "")
         return traced.summary, job, traced.notes
-    summary = with_input(named_summary(args.summary), settings.text("input"))
-    refuse_untraced(summary, explicit_training(args))
-    job = training_job(summary, settings.stated_training(), gpus=args.gpus)
-    summary, notes = in_precision(summary, job.precision)
-    return summary, job, notes
+    return resolve_job(
+        named_summary(args.summary),
+        settings.stated_training(),
+        presets=settings.presets(),
+        input=settings.text("input"),
+        gpus=args.gpus,
+    )
 
 
 def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[Directive]]:

@@ -36,7 +36,7 @@ def generated_subject(text: str, args: argparse.Namespace, settings: JobSettings
     if used:
         raise UsageError(f"{', '.join(used)}: of training; --generate is inference")
     precision = one_of(settings.text("precision") or "bf16", _PRECISIONS, "precision of --generate")
-    batch = settings.stated_training().batch_size or 1
+    batch = settings.stated_training().batch_size or settings.presets().batch_size or 1
     asked = Generation(
         target.place, target.arguments, args.head, batch, _prompt(args), args.generate, precision == "bf16"
     )

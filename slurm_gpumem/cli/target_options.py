@@ -10,9 +10,8 @@ from typing import List, Optional, Sequence, Tuple
 from slurm_gpumem.cli.options import named_summary, own_options, seconds
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.explain.changes import in_precision
-from slurm_gpumem.estimators.stated_input import with_input
-from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
+from slurm_gpumem.estimators.resolve import resolve_job
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import JobSettings, job_settings
@@ -150,21 +149,15 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     if traced is not None:
         traced = replace(traced, job=replace(traced.job, gpus=gpus or 1, strategy=strategy))
         return replace(traced, batch_given=given, notes=(*settings.remarks(), *traced.notes))
-    summary = with_input(named_summary(text), settings.text("input"))
-    stated = settings.stated_training()
-    refuse_untraced(summary, explicit_training(args))
-    job = training_job(
+    summary, presets = named_summary(text), settings.presets()
+    resolved = resolve_job(
         summary,
-        stated._replace(batch_size=stated.batch_size or summary.batch or DEFAULT_BATCH),
+        settings.stated_training(),
+        presets=presets._replace(batch_size=presets.batch_size or summary.batch or DEFAULT_BATCH),
+        input=settings.text("input"),
         gpus=gpus,
     )
-    summary, notes = in_precision(summary, job.precision)
-    return Subject(summary, job, given, (*settings.remarks(), *notes))
-
-
-def explicit_training(args: argparse.Namespace) -> StatedTraining:
-    """What the command's own options state, without files and variables."""
-    return job_settings(Config(), (), {}, own_options(args)).stated_training()
+    return Subject(resolved.summary, resolved.job, given, (*settings.remarks(), *resolved.notes))
 
 
 def traced_subject(
@@ -247,7 +240,8 @@ def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = Fals
 
 def _accumulation(settings: JobSettings, args: argparse.Namespace) -> int:
     """Batches per optimizer step; a user's own step does its own accumulation."""
-    found = settings.stated_training().grad_accumulation or 1
+    stated, presets = settings.stated_training(), settings.presets()
+    found = stated.grad_accumulation or presets.grad_accumulation or 1
     if found > 1 and args.step_callable and args.grad_accumulation:
         raise UsageError("--grad-accumulation: the step of --step-callable accumulates itself, or does not")
     return 1 if args.step_callable else found

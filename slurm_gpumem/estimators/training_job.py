@@ -40,13 +40,20 @@ class StatedTraining(NamedTuple):
     strategy: Optional[str] = None
 
 
-def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: Optional[int] = None) -> TrainingJob:
+def training_job(
+    summary: ModelSummary,
+    stated: StatedTraining,
+    *,
+    presets: StatedTraining = StatedTraining(),  # noqa: B008 - immutable
+    gpus: Optional[int] = None,
+) -> TrainingJob:
     """The job to estimate for; UsageError when nothing states the batch size or a value is wrong.
 
-    Without a number of GPUs it has as many as were traced.
+    `presets` count where neither somebody states a value nor a trace has it. Without a number of GPUs it has
+    as many as were traced.
     """
     gpus = gpus or (summary.trace.job.ranks if summary.trace else 1)
-    values = {**_traced(summary, gpus), **{k: v for k, v in stated._asdict().items() if v is not None}}
+    values = {"batch_size": summary.batch, **_given(presets), **_traced(summary, gpus), **_given(stated)}
     if values.get("batch_size") is None:
         raise UsageError(
             "no batch size: the summary does not state one.\n"
@@ -134,20 +141,24 @@ def describe_job(job: TrainingJob, trace: Optional[Trace] = None) -> str:
     return ", ".join(words)
 
 
+def _given(stated: StatedTraining) -> Dict[str, Any]:
+    return {key: value for key, value in stated._asdict().items() if value is not None}
+
+
 def _traced(summary: ModelSummary, gpus: int) -> Dict[str, Any]:
-    """What the summary states: its batch size, and how the traced steps were trained."""
-    found: Dict[str, Any] = {"batch_size": summary.batch}
+    """How the traced steps were trained."""
     if summary.trace is None:
-        return found
+        return {}
     traced = summary.trace.job
-    found.update(
-        precision=traced.precision,
-        grad_accumulation=traced.grad_accumulation,
-        checkpointing=traced.checkpointing,
-        channels_last=traced.channels_last,
-        torch=traced.torch,
-        strategy=traced.strategy if gpus > 1 else "",
-    )
+    found: Dict[str, Any] = {
+        "batch_size": summary.batch,
+        "precision": traced.precision,
+        "grad_accumulation": traced.grad_accumulation,
+        "checkpointing": traced.checkpointing,
+        "channels_last": traced.channels_last,
+        "torch": traced.torch,
+        "strategy": traced.strategy if gpus > 1 else "",
+    }
     # A custom optimizer has no name here; its memory is in the trace anyway.
     if traced.optimizer in OPTIMIZERS:
         found["optimizer"] = traced.optimizer

@@ -84,6 +84,8 @@ class Workload(NamedTuple):
     line: Optional[MemoryLine] = None
     line_batch: int = 0
     mem_mib: Optional[int] = None
+    notes: Tuple[str, ...] = ()
+    """What its owner should know of how it was understood."""
     script: str = ""
     """The key of a script of which nothing else is known (`script_key`) ..."""
     script_gpu: Optional[str] = None
@@ -163,16 +165,17 @@ def read_workload(asked: Asked) -> Workload:
         return Workload(
             line=line, line_batch=settings.line_batch(line) if line else 0, mem_mib=settings.mem_mib
         )
-    from slurm_gpumem.estimators.training_job import training_job
+    from slurm_gpumem.estimators.resolve import resolve_job
     from slurm_gpumem.summaries.reader import read_summary
 
-    summary = asked.words.summary or read_summary(settings.model)
-    if settings.text("input"):
-        from slurm_gpumem.estimators.stated_input import with_input
-
-        summary = with_input(summary, settings.text("input"))
-    job = training_job(summary, settings.stated_training(), gpus=max(asked.gpus.total, 1))
-    return Workload(summary, job)
+    resolved = resolve_job(
+        asked.words.summary or read_summary(settings.model),
+        settings.stated_training(),
+        presets=settings.presets(),
+        input=settings.text("input"),
+        gpus=max(asked.gpus.total, 1),
+    )
+    return Workload(resolved.summary, resolved.job, notes=resolved.notes)
 
 
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:

@@ -136,6 +136,7 @@ def _with_remarks(plan: Plan) -> Plan:
         batch_remark(asked, workload),
         variables_remark(asked, workload),
         *source_remarks(asked, workload.summary),
+        *workload.notes,
     ]
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
         found.append(preallocation_remark(asked, workload.summary, largest.model, plan.reserved_mib))

@@ -268,7 +268,16 @@ class JobSettings:
         return [key for key, setting in self._settings.items() if setting.layer == layer]
 
     def stated_training(self) -> StatedTraining:
-        """What is stated about the training; None for each value that no layer gives."""
+        """What is stated about this job's training; None for each value that is not."""
+        stated = {key: setting for key, setting in self._settings.items() if setting.layer > FILES}
+        return JobSettings(stated, self._script_folder, self.spelled)._training()
+
+    def presets(self) -> StatedTraining:
+        """What configuration files say of training in general; a trace knows better."""
+        preset = {key: setting for key, setting in self._settings.items() if setting.layer == FILES}
+        return JobSettings(preset, self._script_folder, self.spelled)._training()
+
+    def _training(self) -> StatedTraining:
         from slurm_gpumem.estimators.training_job import StatedTraining
 
         return StatedTraining(

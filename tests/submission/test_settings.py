@@ -31,7 +31,7 @@ def settings(
 def job_of(given: JobSettings, summary_batch: Optional[int]) -> TrainingJob:
     """The job for a summary of that batch size."""
     summary = ModelSummary("torchinfo", (Layer("Linear", params=8),), batch=summary_batch)
-    return training_job(summary, given.stated_training())
+    return training_job(summary, given.stated_training(), presets=given.presets())
 
 
 def test_later_layers_win() -> None:

@@ -1,0 +1,42 @@
+"""The job that an estimate is for: one way from a summary and what is stated about it, for every caller."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional, Tuple
+
+from slurm_gpumem.estimators.stated_input import with_input
+from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
+
+
+class ResolvedJob(NamedTuple):
+    """A model as it is trained, and how."""
+
+    summary: ModelSummary
+    """A trace in single precision is turned into one under autocast where the job is."""
+    job: TrainingJob
+    notes: Tuple[str, ...] = ()
+    """What its owner should know of that."""
+
+
+def resolve_job(
+    summary: ModelSummary,
+    stated: StatedTraining,
+    *,
+    presets: StatedTraining = StatedTraining(),  # noqa: B008 - immutable
+    input: Optional[str] = None,
+    gpus: Optional[int] = None,
+) -> ResolvedJob:
+    """What is stated counts, else what was traced, else presets of configuration files, else the defaults.
+
+    `input` is one sample's shape for a text without shapes. UsageError for what somebody states and the trace
+    was made without.
+    """
+    summary = with_input(summary, input)
+    refuse_untraced(summary, stated)
+    job = training_job(summary, stated, presets=presets, gpus=gpus)
+    from slurm_gpumem.estimators.explain.changes import in_precision
+
+    summary, notes = in_precision(summary, job.precision)
+    return ResolvedJob(summary, job, notes)
