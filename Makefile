@@ -1,12 +1,13 @@
 # make demo    install what is needed and show real Slurm daemons sharing GPUs
-# make check   the tests that need neither Slurm's daemons nor torch (about a minute)
-# make test    install what is needed and run all tests
+# make check   the tests of make test that need neither Slurm's daemons nor torch
+# make test    install what is needed, lint, and run the tests that every change must pass (minutes)
+# make test-all   all tests: before a release, and before a larger change is called done (half an hour)
 # make test-python   the same tests as make check on every Python found, from 3.9 on, and with torch on the newest
 # make docs-check   run every command that README and docs show and print the differences; WRITE=1 updates the pages
 # make test-slurm-versions   run the Slurm tests on newer Slurm versions in separate trees (as root)
 # make test-recovery   the long forms of the recovery tests (as root)
 # make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
-# make bench   start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
+# make bench   tests with a bound on time; start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-slurmctld   cost of the samplers' questions for slurmctld with 20,000 jobs in the queue (minutes)
 # make bench-sampler   cost of the node's sampler with 8 GPUs and 40 processes
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
@@ -43,12 +44,15 @@ PYTHONS := 3.9 $(TORCH_PYTHONS)
 # Most tests with daemons wait, so two workers pay off on one core as well.
 WORKERS := $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n)))
 PYTEST := $(BIN)/python -m pytest
-IN_PARALLEL := -n $(WORKERS) --dist loadfile
+# A worker that dies fails the run.
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --max-worker-restart=0
+# No bound on time, and nothing of tests/long_tests.txt.
+GATE := not timing and not long
 
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-all test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -86,15 +90,16 @@ setup-train: setup-test $(VENV)/.train-ready
 
 check: APT_PACKAGES := $(CHECK_PACKAGES)
 check: apt $(VENV)/.check-ready
-	$(PYTEST) $(IN_PARALLEL) --without-torch -rfE -m 'not slurm and not timing'
+	$(PYTEST) $(IN_PARALLEL) --without-torch -rfE -m 'not slurm and $(GATE)'
 
-# Tests with a bound on time come first, with nothing beside them.
 test: setup-test lint
-	$(PYTEST) -m timing $$(grep -rl 'pytest\.mark\.timing' tests --include='test_*.py')
+	$(PYTEST) $(IN_PARALLEL) -m '$(GATE)'
+
+test-all: setup-test lint
 	$(PYTEST) $(IN_PARALLEL) -m 'not timing'
 
 test-python:
-	@tests/test-python.sh '$(PYTHONS)' '$(TORCH_PYTHONS)' '$(TORCH)' $(IN_PARALLEL) -m 'not slurm and not timing'
+	@tests/test-python.sh '$(PYTHONS)' '$(TORCH_PYTHONS)' '$(TORCH)' $(IN_PARALLEL) -m 'not slurm and $(GATE)'
 
 # A virtual environment of its own: nothing of it is needed elsewhere.
 .cache/docs/.ready: packaging/requirements-docs.txt
@@ -157,7 +162,9 @@ test-recovery: setup-test
 bench-accounting: setup-test
 	$(BIN)/python tests/bench/accounting.py
 
+# Bounds on time hold on an idle machine only.
 bench: setup-test
+	$(PYTEST) -m timing $$(grep -rl 'pytest\.mark\.timing' tests --include='test_*.py')
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/slurmctld.py
 

@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
+from tests.support.long_tests import is_long, read_list
 
 # A busy machine is no reason to fail: a property test is judged by its result, not by its time.
 settings.register_profile("gpumem", deadline=None)
@@ -21,6 +22,8 @@ settings.load_profile("gpumem")
 
 ClusterFactory = Callable[..., Cluster]
 CLUSTER_FIXTURES = {"cluster", "make_cluster", "make_module_cluster"}
+COLLECTED: pytest.StashKey[List[str]] = pytest.StashKey()
+"""All tests of the files that were asked for, before any is deselected."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,8 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]
 
 
-def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    config.stash[COLLECTED] = [item.nodeid for item in items]
+    entries = read_list()
     for item in items:
+        if is_long(item.nodeid, entries):
+            item.add_marker("long")
         if CLUSTER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slurm")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any, Callable, Dict, List
 
 import pytest
@@ -52,11 +51,9 @@ def test_a_child_that_fails_or_dies_leaves_the_others_alone_and_tells_why() -> N
 
 
 def test_a_child_past_its_time_is_killed() -> None:
-    begun = time.monotonic()
     ended = _run(_hang, limit=0.2)[0]
     assert ended.answer is None
     assert ended.error.startswith("time limit: killed after")
-    assert time.monotonic() - begun < 60
 
 
 def test_all_children_can_be_ended_at_once_and_none_is_left() -> None:

@@ -138,9 +138,7 @@ def test_no_job_starts_after_the_time_is_over(config: Path, monkeypatch: pytest.
         return {}
 
     monkeypatch.setattr(collect, "measure", slow)
-    begun = time.monotonic()
     _collect(config, "--jobs", "1", "--limit-seconds", "0.3")
-    assert time.monotonic() - begun < 60
     assert len(_rows(config)) <= 1
     _collect(config)
     assert len(_rows(config)) == 3

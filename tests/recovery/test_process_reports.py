@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -71,16 +70,13 @@ TRAPS: Dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("trap", TRAPS.values(), ids=TRAPS)
 def test_a_file_that_is_no_report_silences_the_run_and_holds_nobody(
     folder: Path, trap: Callable[[Path], object]
 ) -> None:
     put(folder)
     trap(folder / "2.json")
-    began = time.monotonic()
     assert take_reports(str(folder), 0) is None
-    assert time.monotonic() - began < 1
     assert not folder.exists()
     assert Path("/etc/hostname").exists()
 

@@ -1,6 +1,6 @@
 """Bounds on time that hold on a slow machine and on a busy one.
 
-Tests with such a bound are marked `timing`; `make test` runs them one at a time, with nothing beside them.
+Tests with such a bound are marked `timing`; `make bench` runs them one at a time, with nothing beside them.
 """
 
 from __future__ import annotations

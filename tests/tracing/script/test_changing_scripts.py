@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Dict, Iterator
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 
 pytestmark = needs_torch
 
@@ -182,7 +183,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[TracedScript]]]:
     folder = tmp_path_factory.mktemp("changing")
-    with ThreadPoolExecutor(2) as pool:
+    with OnDemand() as pool:
         found = {}
         for name, text in SCRIPTS.items():
             work = folder / name

@@ -41,6 +41,7 @@ def test_what_a_dropped_cycle_left_takes_the_places_of_what_it_released(shift: i
     assert recorder.grown_bytes == 0
 
 
+@pytest.mark.timing
 def test_many_parameters_are_dropped_in_a_time_that_grows_with_their_number() -> None:
     started = time.process_time()
     recorder = _recorder(20_000, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Dict, Iterator, List
 
@@ -13,6 +13,7 @@ from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.summaries.trace_types import Site, Trace
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 
 pytestmark = needs_torch
 
@@ -187,7 +188,7 @@ for step in range(5):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[TracedScript]]]:
     folder = tmp_path_factory.mktemp("idioms")
-    with ThreadPoolExecutor(2) as pool:
+    with OnDemand() as pool:
         found = {}
         for name, text in SCRIPTS.items():
             work = folder / name

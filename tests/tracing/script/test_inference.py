@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Dict, Iterator, List
 
@@ -21,6 +21,7 @@ from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from slurm_gpumem.utilization.predict import with_utilization
 from tests.support.generating_library import LIBRARY
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 from tests.support.timing import Pace
 
 pytestmark = needs_torch
@@ -143,7 +144,7 @@ Runs = Dict[str, "Future[TracedScript]"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     folder, pace = tmp_path_factory.mktemp("inference"), Pace()
-    with ThreadPoolExecutor(2) as pool:
+    with OnDemand() as pool:
         found = {}
         for name, text in SCRIPTS.items():
             work = folder / name

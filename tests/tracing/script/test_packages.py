@@ -6,7 +6,7 @@ The sizes asked for are computed from the packages' source, as the rules are; no
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Dict, Iterator
 
@@ -15,6 +15,7 @@ import pytest
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 
 pytestmark = needs_torch
 
@@ -200,7 +201,7 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("packages")
-    with ThreadPoolExecutor(2) as pool:
+    with OnDemand() as pool:
         found = {}
         for name, text in SCRIPTS.items():
             work = folder / name

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Dict, Iterator
 
@@ -20,6 +20,7 @@ from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.estimators.ranks.rank_figures import of_rank
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 
 pytestmark = needs_torch
 
@@ -156,7 +157,7 @@ def traced(folder: Path) -> Iterator[Dict[str, Future[TracedScript]]]:
         limits = Limits(seconds=400, onward_s=1)
         return trace_command([sys.executable, *words], limits, gpu=GpuFacts(gpus=gpus), folder=str(folder))
 
-    with ThreadPoolExecutor(2) as pool:
+    with OnDemand() as pool:
         found = {
             kind: pool.submit(trace, *TORCHRUN, "--nproc-per-node=2", "sharded.py", kind, "none.json")
             for kind in KINDS

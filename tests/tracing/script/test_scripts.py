@@ -1,12 +1,12 @@
 """Whole training scripts, traced as they are: each runs in processes of its own, with real files.
 
-All of them are started when the first is asked for, a few at a time.
+A script is traced when the first test asks for it.
 """
 
 from __future__ import annotations
 
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Dict, Iterator, List
 
@@ -16,6 +16,7 @@ from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 from tests.support.timing import Pace
 
 pytestmark = needs_torch
@@ -309,7 +310,7 @@ for rows in (64, 96, 80, 128, 72, 112):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[TracedScript]]]:
     folder, pace = tmp_path_factory.mktemp("scripts"), Pace()
-    with ThreadPoolExecutor(2) as pool:
+    with OnDemand() as pool:
         found = {}
         for name, text in SCRIPTS.items():
             work = folder / name
