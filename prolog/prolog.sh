@@ -18,11 +18,14 @@ case " $SLURM_JOB_COMMENT" in
 *) [ -n "$SLURM_SHARDS_ON_NODE" ] || [ "$all_gpu_jobs" = yes ] || leave ;;
 esac
 
+# Slurm gives the name of a log for errors where the job has asked for one; the task epilog is given neither name.
+one_log=no
+[ -n "$SLURM_JOB_STDOUT" ] && [ "${SLURM_JOB_STDERR:-$SLURM_JOB_STDOUT}" = "$SLURM_JOB_STDOUT" ] && one_log=yes
 # shellcheck source=prolog/hand_over.sh
 [ -r "$here/hand_over.sh" ] && . "$here/hand_over.sh" && hand_over prolog \
     SLURM_CONF="$SLURM_CONF" SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_UID="$SLURM_JOB_UID" \
     SLURM_JOB_USER="$SLURM_JOB_USER" SLURM_JOB_GPUS="$SLURM_JOB_GPUS" CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES" \
     SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" SLURMD_NODENAME="$SLURMD_NODENAME" \
     SLURM_CLUSTER_NAME="$SLURM_CLUSTER_NAME" SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" \
-    SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_SLUID="$SLURM_JOB_SLUID"
+    SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_SLUID="$SLURM_JOB_SLUID" ONE_LOG="$one_log"
 leave

@@ -1,12 +1,10 @@
 #!/bin/sh
-# shellcheck disable=SC1090,SC1091,SC2154
+# shellcheck disable=SC1090,SC1091,SC2034,SC2154
 # Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (gpumem docs recovery),
 # and end the output of a job that asked for it with one line on its memory (gpumem docs monitoring).
-python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog=
-here=${0%/*}
+python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog='' here=${0%/*}
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
-[ -r "$here/log_check.sh" ] && . "$here/log_check.sh"
-[ -r "$here/let_go.sh" ] && . "$here/let_go.sh"
+for part in log_check let_go; do [ -r "$here/$part.sh" ] && . "$here/$part.sh"; done
 
 run() {
     # The job's own libraries must not be loaded into this Python.
@@ -19,19 +17,20 @@ at_end() {
 }
 
 # A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.
-task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no reports=no
+task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no reports=no one_log=no
 if [ -r "$task_file" ]; then
     ours=no
     while read -r key one _; do
         case "$key $one" in
-        "record yes") ours=yes ;; "reports "*) reports=yes ;;
+        "record yes") ours=yes ;; "reports "*) reports=yes ;; "one_log yes") one_log=yes ;;
         "end_line yes") ours=yes end_line=yes ;;
         esac
     done <"$task_file"
 fi
 if [ "$ours" = yes ]; then
     # Only the batch script: its steps write to the same log. slurmstepd's command line shows which step this is.
-    case $(tr -d '\0' <"/proc/$PPID/cmdline" 2>/dev/null) in
+    read -r title <"/proc/$PPID/cmdline"
+    case $title in
     *.batch]*) at_end ;;
     *slurmstepd:*) ;;
     *) [ -z "$SLURM_STEP_ID" ] && at_end ;;

@@ -1,9 +1,7 @@
 #!/bin/sh
 # Slurm's TaskProlog, as the user: connect a shared job's tasks to MPS, with a memory limit from its shards.
-# Slurm obeys each "export KEY=VALUE" and "unset KEY" that is printed. Always exits with 0: any other code would fail the job.
-run_dir=/run/gpumem next_task_prolog=
-here=${0%/*}
-end_library=$here/libgpumem_end.so
+# Slurm obeys each "export KEY=VALUE" and "unset KEY" that is printed. Any exit code but 0 would fail the job.
+run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=${0%/*}/libgpumem_end.so
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
@@ -11,7 +9,7 @@ file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
 mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0 hook='' reports=''
 # A script that saves checkpoints can resume if this is more than 1.
 [ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$file" ] && echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
-if [ -r "$file" ]; then
+[ -r "$file" ] &&
     while read -r key one two three four; do
         case $key in
         mode) mode=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
@@ -20,14 +18,12 @@ if [ -r "$file" ]; then
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
     done <"$file"
-fi
 # Only for shares of a GPU: a job with a whole one needs neither. One daemon cannot serve a task with several GPUs.
-case $mode in mps | mps-shared) served=yes ;; *) served=no ;; esac
-if [ "$served" = yes ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
+if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
     printf 'export %s\n' "CUDA_MPS_PIPE_DIRECTORY=$pipe" "CUDA_VISIBLE_DEVICES=$uuid"
     mib=${SLURM_SHARDS_ON_NODE:+$((SLURM_SHARDS_ON_NODE * shard_mib + headroom_mib))} mib=${mib:-$claim_mib}
     # The limit is per process: the tasks of one step on this node share it equally.
-    tasks=$(($(printf %s "$SLURM_GTIDS" | tr -cd , | wc -c) + 1))
+    tasks=1 rest=$SLURM_GTIDS && while [ "$rest" != "${rest#*,}" ]; do rest=${rest#*,} tasks=$((tasks + 1)); done
     [ "$limit_key" = index ] && uuid=0
     [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     # Slurm sets this one in every step of a gres/mps job, which asked for memory, not for a part of the SMs.

@@ -43,6 +43,8 @@ class TaskFile(NamedTuple):
     reports: Optional[Tuple[str, str]]
     """Where its Pythons report what PyTorch reserved: folders of the start-up hook and of reports."""
     gpus: Tuple[TaskGpu, ...]
+    one_log: bool = False
+    """Whether Slurm writes its output and its errors to one file; where not known, it does not."""
 
 
 def write_task_file(path: Path, task: TaskFile, uid: int) -> None:
@@ -63,6 +65,7 @@ def format_task_file(task: TaskFile) -> str:
         *([] if task.claim_mib is None else [f"claim_mib {task.claim_mib}"]),
         *(["record yes"] if task.record else []),
         *(["end_line yes"] if task.end_line else []),
+        *(["one_log yes"] if task.one_log else []),
         *([] if task.reports is None else ["reports {} {}".format(*task.reports)]),
         *(f"gpu {gpu.number} {gpu.uuid} {gpu.pipe} {gpu.memory_mib}" for gpu in task.gpus),
     ]

@@ -225,6 +225,7 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         record=job.claim is not None,
         end_line=config.wants_end_line(job.claimed.tell == "end"),
         reports=_reports(config, job),
+        one_log=job.one_log,
         gpus=tuple(
             TaskGpu(gpu.listed, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)
             for gpu in gpus

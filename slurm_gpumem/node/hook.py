@@ -40,7 +40,11 @@ def main(argv: Sequence[str]) -> int:
         for note in config.notes:
             log(where, note)
         action = {"prolog": prolog, "epilog": epilog}[argv[0]]
-        action(RunFolder(where), config, os.environ)
+        try:
+            action(RunFolder(where), config, os.environ)
+        finally:
+            # The spool comes last: it may hang, and nothing else shall wait for it.
+            to_spool(RunFolder(where), config, os.environ)
     except Exception as error:  # noqa: BLE001 - a hook that fails drains the node
         log(
             where,
@@ -50,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
-    """Note the job, have a sampler and its user's MPS daemon on its GPUs running, open its record."""
+    """Note the job, have a sampler and its user's MPS daemon on its GPUs running."""
     node = env.get("SLURMD_NODENAME", "")
     gpus = pick(_in_slurms_order(find_gpus(config, node), node, env), env)
     job = job_from(config, env, gpus)
@@ -70,12 +74,22 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         fence.tell_tasks(folder, config, job, gpus)
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
-    store, record = RecordStore(folder, config.spool, node), records.open_record(job, node)
-    _try_spool(folder, job.job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
+
+
+def note_late(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
+    """Note a job whose prolog gave up; its tasks were told nothing, so it is not fenced."""
+    node = env.get("SLURMD_NODENAME", "")
+    job = job_from(config, env, pick(_in_slurms_order(find_gpus(config, node), node, env), env))
+    if job is None or jobs.get(folder, job.job_id) is not None:
+        return
+    note = "its prolog gave up before it was served"
+    mode, note = (UNFENCED, f"not fenced: {note}") if job.fenced else (job.mode, note)
+    jobs.put(folder, replace(job, mode=mode, notes=(*job.notes, note)))
+    log(folder.root, f"job {job.job_id}: {note}")
 
 
 def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
-    """Close the job's record, forget the job, stop its user's MPS daemon if this was the last."""
+    """Close the job's record in /run, forget the job, stop its user's MPS daemon if this was the last."""
     job_id = jobs.valid_job_id(env.get("SLURM_JOB_ID", ""))
     job = None if job_id is None else jobs.get(folder, job_id)
     if job is None:
@@ -127,12 +141,20 @@ def finish(
     store = RecordStore(folder, config.spool, node)
     closed = records.closed_record(record, end=job.now(), status=status)
     _try_spool(folder, job.job_id, lambda: store.close(closed, _RECORDS_LOCK_S))
-    try:
-        jobs.drop(folder, job.job_id)
-        fence.release(folder, config, job, _DROP_LOCK_S)
-    finally:
-        # The spool comes last: it may hang, and nothing else shall wait for it.
-        _try_spool(folder, job.job_id, lambda: store.flush(_RECORDS_LOCK_S))
+    jobs.drop(folder, job.job_id)
+    fence.release(folder, config, job, _DROP_LOCK_S)
+
+
+def to_spool(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
+    """A hook's last part: open the record of a job that is here, or bring closed ones to the spool."""
+    node, job_id = env.get("SLURMD_NODENAME", ""), jobs.valid_job_id(env.get("SLURM_JOB_ID", ""))
+    job = None if job_id is None else jobs.get(folder, job_id)
+    store = RecordStore(folder, config.spool, node)
+    if job is not None:
+        record = records.open_record(job, node)
+        _try_spool(folder, job.job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
+    elif job_id is not None:
+        _try_spool(folder, job_id, lambda: store.flush(_RECORDS_LOCK_S))
 
 
 def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[FaultEvent]:
@@ -178,6 +200,7 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]
         partition=partition,
         sluid=jobs.valid_sluid(env.get("SLURM_JOB_SLUID", "")),
         claim=claim,
+        one_log=env.get("ONE_LOG") == "yes",
     )
 
 

@@ -1,17 +1,18 @@
 """The sampler serves prologs and epilogs: a hook hands its job over in plain shell and starts no Python.
 
 prolog/hand_over.sh writes a request, which is a file with the hook's variables, into a folder that only root
-may enter, rings a FIFO, and waits for a line in a FIFO of its own. A thread for each user serves that user's
+may enter, rings a FIFO, and sleeps until we end its sleep. A thread for each user serves that user's
 requests one after the other: a user's MPS daemon that hangs holds up the jobs of that user and nobody else,
-nor the sampler's own work, and a burst is not slowed down by threads that take turns.
+nor the sampler's own work, and a burst is not slowed down by threads that take turns. No hook waits for the
+spool: another thread writes the records there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
+import signal
 import threading
 import time
 from collections import deque
@@ -21,12 +22,15 @@ from typing import Deque, Dict, Mapping, NamedTuple, Optional, Set, Tuple
 from slurm_gpumem.config.node import NodeConfig, load_node_config
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import read_plain, remove, write_atomic
-from slurm_gpumem.node import hook, jobs
+from slurm_gpumem.node import hook, jobs, processes
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mailbox import Mailbox
+from slurm_gpumem.node.processes import Process
+from slurm_gpumem.node.spooler import Spooler
 
-_REQUEST = re.compile(r"(prolog|epilog)\.[0-9]{1,10}\.[0-9]+")
+_REQUEST = re.compile(r"(?:prolog|epilog)\.[0-9]{1,10}\.[0-9]+")
+_LATE = re.compile(rf"({_REQUEST.pattern})\.late")
 _TAKEN = ".taken"
 _MOST_BYTES = 1 << 20
 _END = b"end"
@@ -40,8 +44,7 @@ class _Request(NamedTuple):
 
     file: Path
     env: Dict[str, str]
-    answer: int
-    """The open end of the hook's own FIFO."""
+    hook: Process
 
 
 class HookServer:
@@ -50,6 +53,7 @@ class HookServer:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._settings = _Settings(folder)
+        self._spooler = Spooler(folder)
         self._bell = Mailbox(folder.inbox / "bell")
         self._ended = False
         self._listener = threading.Thread(target=self._listen, name="hooks", daemon=True)
@@ -65,6 +69,7 @@ class HookServer:
             if name.endswith(_TAKEN):
                 os.rename(self._folder.inbox / name, self._folder.inbox / name[: -len(_TAKEN)])
         write_atomic(self._folder.inbox / "sampler", f"{os.getpid()}\n", mode=0o600)
+        self._spooler.start()
         self._listener.start()
 
     def close(self) -> None:
@@ -76,6 +81,7 @@ class HookServer:
         self._listener.join(_LAST_WORK_S)
         while self._known and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
+        self._spooler.close(_LAST_WORK_S)
         self._bell.close()
 
     def _listen(self) -> None:
@@ -91,6 +97,9 @@ class HookServer:
 
     def _find_requests(self) -> None:
         for name in sorted(os.listdir(self._folder.inbox)):
+            late = _LATE.fullmatch(name)
+            if late is not None:
+                self._note_late(self._folder.inbox / name, self._folder.inbox / late[1])
             if not _REQUEST.fullmatch(name) or name in self._known:
                 continue
             request = _open(self._folder.inbox / name)
@@ -103,6 +112,14 @@ class HookServer:
                 self._waiting.setdefault(whose, deque()).append(request)
             if first:
                 threading.Thread(target=self._serve_user, args=(whose,), daemon=True).start()
+
+    def _note_late(self, late: Path, request: Path) -> None:
+        """Its hook gave up: a job that has started is noted; that one has ended, Slurm will say."""
+        env = _variables(late)
+        remove(late)
+        remove(_sleep(request))
+        if env is not None and request.name.startswith("prolog"):
+            hook.note_late(self._folder, self._settings.now(), env)
 
     def _whose(self, env: Mapping[str, str]) -> str:
         """An epilog is not told the user; its job's prolog was."""
@@ -121,48 +138,67 @@ class HookServer:
             self._known.discard(request.file.name)
 
     def _serve(self, request: _Request) -> None:
-        action = hook.epilog if request.file.name.startswith("epilog") else hook.prolog
         try:
+            if processes.start_of(request.hook.pid) != request.hook.start:
+                return
             # Whoever takes the file away has the job: a hook that gives up removes it.
-            os.rename(request.file, _taken(request.file))
-            action(self._folder, self._settings.now(), request.env)
-        except FileNotFoundError as error:
-            if str(error.filename) != str(request.file):
-                self._log(request, error)
-        except Exception as error:  # noqa: BLE001 - the job starts all the same
-            self._log(request, error)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(request.file, _taken(request.file))
+                self._act(request)
         finally:
             _forget(request.file)
-            with contextlib.suppress(OSError):  # the hook has given up in the meantime
-                os.write(request.answer, b"done\n")
-            os.close(request.answer)
+            _wake(request)
 
-    def _log(self, request: _Request, error: Exception) -> None:
-        action, job_id, _ = request.file.name.split(".")
-        log(self._folder.root, f"{action} of job {job_id}: {type(error).__name__}: {error}")
+    def _act(self, request: _Request) -> None:
+        name, job_id, _ = request.file.name.split(".")
+        try:
+            config = self._settings.now()
+            try:
+                (hook.epilog if name == "epilog" else hook.prolog)(self._folder, config, request.env)
+            finally:
+                self._spooler.put(config, request.env)
+        except Exception as error:  # noqa: BLE001 - the job starts all the same
+            log(self._folder.root, f"{name} of job {job_id}: {type(error).__name__}: {error}")
 
 
 def _open(request: Path) -> Optional[_Request]:
     """A hook's request; None when it is still writing, or waits no more."""
-    try:
-        answer = os.open(_answer(request), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENOENT):  # nobody has it open: the hook was killed
-            _forget(request)
+    pid = int(request.name.rpartition(".")[2])
+    start = processes.start_of(pid)
+    if start is None:
+        _forget(request)
+        remove(_sleep(request))
         return None
+    env = _variables(request)
+    return None if env is None else _Request(request, env, Process(pid, start))
+
+
+def _variables(request: Path) -> Optional[Dict[str, str]]:
+    """What a hook wrote; None when that is not all of it yet."""
     try:
         *fields, end, _ = read_plain(request, most_bytes=_MOST_BYTES).data.split(b"\0")
-        if end != _END:
-            raise ValueError("not all of it has been written")
     except (OSError, ValueError):
-        os.close(answer)
         return None
     pairs = (os.fsdecode(field).partition("=") for field in fields)
-    return _Request(request, {key: value for key, _, value in pairs}, answer)
+    return {key: value for key, _, value in pairs} if end == _END else None
 
 
-def _answer(request: Path) -> Path:
-    return request.with_name(request.name + ".answer")
+def _wake(request: _Request) -> None:
+    """End the hook's sleep; one that it begins later it ends itself, since its request is gone."""
+    note = _sleep(request.file)
+    try:
+        pid = int(read_plain(note, most_bytes=16).data)
+    except (OSError, ValueError):
+        return
+    start = processes.start_of(pid)
+    if start is not None and processes.parent_of(pid) == request.hook.pid:
+        processes.send(Process(pid, start), signal.SIGTERM)
+    remove(note)
+
+
+def _sleep(request: Path) -> Path:
+    """Where the hook notes the number of its sleep."""
+    return request.with_name(request.name + ".sleep")
 
 
 def _taken(request: Path) -> Path:
@@ -171,7 +207,7 @@ def _taken(request: Path) -> Path:
 
 
 def _forget(request: Path) -> None:
-    for path in (_taken(request), _answer(request), request):
+    for path in (_taken(request), request):
         remove(path)
 
 

@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from slurm_gpumem.files import read_json, remove, write_json
 from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_word
@@ -21,6 +21,9 @@ SHARED_UID = 0
 """The daemon that serves all users is root's; a job of root's own is served by it in either mode."""
 _JOB_ID = re.compile(r"[0-9]{1,10}")
 _SLUID = re.compile(r"[A-Za-z0-9]{4,32}")
+_MOST_READ_BEFORE = 1024
+_read_before: Dict[str, Tuple[Tuple[int, ...], Optional[NodeJob]]] = {}
+"""By path: which file was read there, and what was in it. In a burst each hook looks at all jobs."""
 
 
 def _seconds_since_boot() -> float:
@@ -48,6 +51,8 @@ class NodeJob:
     claim: Optional[CommentRecord] = None
     """The record of the job's comment; its owner could have written anything there."""
     notes: Tuple[str, ...] = ()
+    one_log: bool = False
+    """Whether its output and its errors are in one file: then its task epilog asks Slurm for no other."""
     booted_s: float = field(default_factory=_seconds_since_boot)
     """Seconds since boot at `started`."""
 
@@ -223,15 +228,30 @@ def get(folder: RunFolder, job_id: int) -> Optional[NodeJob]:
 def all_jobs(folder: RunFolder) -> Tuple[NodeJob, ...]:
     """Every shared job that is here, by number."""
     try:
-        names = os.listdir(folder.jobs)
+        with os.scandir(folder.jobs) as entries:
+            found = [_known(entry) for entry in entries if _is_job_file(entry.name)]
     except OSError:
         return ()
-    found = (
-        _job_from(read_json(folder.jobs / name))
-        for name in names
-        if name.endswith(".json") and not name.startswith(".")
-    )
     return tuple(sorted((job for job in found if job is not None), key=lambda job: job.job_id))
+
+
+def _is_job_file(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")
+
+
+def _known(entry: os.DirEntry[str]) -> Optional[NodeJob]:
+    """The job in a file, which is read once: a file that is written again is another one."""
+    try:
+        about = entry.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    stamp = (about.st_ino, about.st_mtime_ns, about.st_size)
+    known = _read_before.get(entry.path)
+    if known is None or known[0] != stamp:
+        if len(_read_before) >= _MOST_READ_BEFORE:
+            _read_before.clear()
+        known = _read_before[entry.path] = (stamp, _job_from(read_json(Path(entry.path))))
+    return known[1]
 
 
 def users_of(folder: RunFolder, uuid: str, uid: int) -> Tuple[NodeJob, ...]:

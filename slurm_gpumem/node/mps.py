@@ -42,6 +42,10 @@ _NOWHERE = "/nonexistent"
 _PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
+_found_before: Dict[Tuple[Path, str, int], int] = {}
+"""By MPS folder, GPU and user: the pid of the daemon that was there; /proc has the last word on it."""
+
+
 class MpsError(Exception):
     """The daemon cannot be started; the job runs without MPS."""
 
@@ -114,23 +118,41 @@ class MpsService:
 
     def runs(self, uuid: str, uid: int) -> bool:
         """Whether there is a daemon, deaf or not."""
-        return any(not daemon.is_server for daemon in self.daemons(uuid, uid))
+        place = (self.folder.mps, uuid, uid)
+        # In a burst every job asks this: /proc is searched only if it is not the one that was found before.
+        known = self._daemon(_found_before[place], uid) if place in _found_before else None
+        if known is not None and (known.uuid, known.is_server) == (uuid, False):
+            return True
+        found = [daemon.process.pid for daemon in self.daemons(uuid, uid) if not daemon.is_server]
+        _found_before.pop(place, None)
+        if found:
+            _found_before[place] = found[0]
+        return bool(found)
 
     def daemons(self, uuid: Optional[str] = None, uid: Optional[int] = None) -> List[Daemon]:
         """Our daemons that run now, by the pipe folder in their environment."""
-        found = []
-        for pid in processes.named(_CONTROL, uid):
-            start, owner = processes.start_of(pid), processes.uid_of(pid)
-            place = _place(self.folder, processes.environment(pid, _OUR_ENVIRONMENT).get(_PIPE, ""))
-            if start is None or owner is None or place is None or place[1] != owner:
-                continue
-            if (uuid, uid) in ((None, None), place):
-                # A command that talks to the daemon has the same name, but no -f or -d behind it.
-                arguments = processes.command_line(pid, _OUR_ARGUMENTS)
-                is_server = _SERVER in arguments
-                if is_server or {"-f", "-d"} & set(arguments.split()[1:]):
-                    found.append(Daemon(Process(pid, start), owner, place[0], is_server))
-        return found
+        found = (self._daemon(pid, uid) for pid in processes.named(_CONTROL, uid))
+        return [daemon for daemon in found if daemon is not None and uuid in (None, daemon.uuid)]
+
+    def _daemon(self, pid: int, uid: Optional[int]) -> Optional[Daemon]:
+        """What that process is, if it is one of our daemons, and that user's."""
+        start, owner = processes.start_of(pid), processes.uid_of(pid)
+        if (
+            start is None
+            or owner is None
+            or uid not in (None, owner)
+            or not processes.is_named(pid, _CONTROL)
+        ):
+            return None
+        place = _place(self.folder, processes.environment(pid, _OUR_ENVIRONMENT).get(_PIPE, ""))
+        if place is None or place[1] != owner:
+            return None
+        # A command that talks to the daemon has the same name, but no -f or -d behind it.
+        arguments = processes.command_line(pid, _OUR_ARGUMENTS)
+        is_server = _SERVER in arguments
+        if not is_server and not {"-f", "-d"} & set(arguments.split()[1:]):
+            return None
+        return Daemon(Process(pid, start), owner, place[0], is_server)
 
     def ask(self, uuid: str, uid: int, *commands: str, timeout_s: Optional[float] = None) -> Optional[str]:
         """What the daemon answers to these commands; None when it does not answer in time.

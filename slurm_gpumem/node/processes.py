@@ -108,17 +108,18 @@ def named(prefix: str, uid: Optional[int] = None) -> Iterator[int]:
 
     TimeoutError when the search takes too long, so that nobody can hold it up by starting processes.
     """
-    wanted, deadline = prefix[:15].encode(), time.monotonic() + _SEARCH_S
+    deadline = time.monotonic() + _SEARCH_S
     for entry in os.listdir("/proc"):
         if time.monotonic() > deadline:
             raise TimeoutError(f"the search of /proc took more than {_SEARCH_S:g} s")
         # Whose it is comes first: it costs the least, and what other users run is not even looked at.
-        if (
-            entry.isdigit()
-            and (uid is None or uid_of(int(entry)) == uid)
-            and _read(int(entry), "comm", 16).startswith(wanted)
-        ):
+        if entry.isdigit() and (uid is None or uid_of(int(entry)) == uid) and is_named(int(entry), prefix):
             yield int(entry)
+
+
+def is_named(pid: int, prefix: str) -> bool:
+    """Whether its (15 character) name starts so."""
+    return _read(pid, "comm", 16).startswith(prefix[:15].encode())
 
 
 def end(processes: Iterable[Process], grace_s: float) -> None:

@@ -59,26 +59,27 @@ class RecordStore:
 
     def flush(self, timeout_s: float) -> None:
         """Bring all closed records to the spool; OSError when that does not take them now."""
-        if self.has_closed():
+        for name in _names(self.folder.ended):
+            # One at a time: whoever has something to add to another record need not wait for all.
             with self._lock(timeout_s):
-                self._flush()
+                self._flush(name)
 
     def amend_event(self, job_id: int, restarts: int, event: FaultEvent, timeout_s: float) -> None:
         """An event that became known after the epilog; does nothing where there is no record."""
         with self._lock(timeout_s):
-            self._flush()
+            self._flush(record_name(job_id, restarts, self.node))
             records.amend_record(self.spool, job_id, restarts, self.node, event)
 
     def amend_end(self, restarts: int, known: SlurmJob, timeout_s: float) -> None:
         """How Slurm says that a run ended."""
         with self._lock(timeout_s):
-            self._flush()
+            self._flush(record_name(known.job_id, restarts, self.node))
             records.amend_end(self.spool, restarts, self.node, known)
 
     def amend_use(self, job_id: int, restarts: int, measured: Measurement, timeout_s: float) -> None:
         """Activity and energy of a run's last seconds."""
         with self._lock(timeout_s):
-            self._flush()
+            self._flush(record_name(job_id, restarts, self.node))
             records.amend_use(self.spool, job_id, restarts, self.node, measured)
 
     def left_open(self) -> List[Tuple[int, int]]:
@@ -120,15 +121,14 @@ class RecordStore:
         with locked(self.folder.records_lock, timeout_s):
             yield
 
-    def _flush(self) -> None:
-        for name in _names(self.folder.ended):
-            path = self.folder.ended / name
-            record = records.read_record(path)
-            if record is not None and not _is_closed(self.spool, record):
-                earlier = records.earlier_runs(self.spool, record.job_id, record.restarts)
-                suggested = records.hints(record, earlier)
-                write_job_record(self.spool, record._replace(hints=suggested), durable=True)
-            remove(path)
+    def _flush(self, name: str) -> None:
+        path = self.folder.ended / name
+        record = records.read_record(path)
+        if record is not None and not _is_closed(self.spool, record):
+            earlier = records.earlier_runs(self.spool, record.job_id, record.restarts)
+            suggested = records.hints(record, earlier)
+            write_job_record(self.spool, record._replace(hints=suggested), durable=True)
+        remove(path)
 
 
 def _is_closed(place: Path, record: JobRecord) -> bool:

@@ -263,6 +263,7 @@ class Roster:
             return
         self._listener.finishing()
         self._problems.attempt(lambda: hook.finish(self._folder, self._config, job, self._node, ""))
+        self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
 
 
 def _restarts(here: Mapping[int, NodeJob], job_id: int) -> Optional[int]:

@@ -47,3 +47,8 @@ def test_its_gpus_are_read_back_and_other_lines_passed_over(tmp_path: Path) -> N
     (tmp_path / "8.task").write_bytes(b"gpu x GPU-aa /p 1\ngpu 0 GPU-aa\n\xff\ngpu 1 GPU-cc /q 5\n")
     assert read_task_gpus(tmp_path / "8.task") == (TaskGpu(1, "GPU-cc", "/q", 5),)
     assert read_task_gpus(tmp_path / "missing") == ()
+
+
+def test_that_there_is_one_log_is_said_only_where_it_is_known() -> None:
+    assert "one_log yes" in format_task_file(TASK._replace(one_log=True)).splitlines()
+    assert "one_log" not in format_task_file(TASK)

@@ -42,6 +42,7 @@ def test_a_record_is_as_long_as_the_job_whatever_the_clock_does(
     hook.prolog(node.folder, node.config, node.env(7))
     set_clock(jump)
     hook.epilog(node.folder, node.config, node.env(7, SLURM_JOB_EXIT_CODE2="0:0"))
+    hook.to_spool(node.folder, node.config, node.env(7))
     took = time.monotonic() - steady
     record = find_record(node.config.spool, 7, 0, "n1")
     assert record is not None

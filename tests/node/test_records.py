@@ -282,6 +282,7 @@ def test_the_context_that_a_failed_runs_log_reports_is_in_its_record(
     hook.prolog(node.folder, node.config, node.env(7))
     comment = f"{node.env(7)['SLURM_JOB_COMMENT']} gpumem-end/1:{end}"
     hook.epilog(node.folder, node.config, node.env(7, SLURM_JOB_EXIT_CODE2=status, SLURM_JOB_COMMENT=comment))
+    hook.to_spool(node.folder, node.config, node.env(7))
     record = records.find_record(node.config.spool, 7, 0, "n1")
     assert record is not None
     assert record.context_mib == context
