@@ -2,7 +2,7 @@
 
     python -m lab.score.rehearsal
 
-Rows of `tests/gpu/rehearsal.py` (docs/admin/rehearsal): eight training jobs of two users on an H200 under
+Rows of `tests/gpu/rehearsal.py` (lab/docs/rehearsal): eight training jobs of two users on an H200 under
 real Slurm, once in each way of sharing. A job begins to train when it did then; its steps take as long as
 alone (measured), stretched by what the model says of the jobs that train beside it. Printed is the time with
 any job training and the mean training time of a job, measured and predicted. Only SM activity and steps were

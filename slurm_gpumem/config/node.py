@@ -69,7 +69,7 @@ class NodeConfig(NamedTuple):
     def job_mib(self, shards: int) -> int:
         """What a job with this number of shards may use of one GPU."""
         # No allowance of our own: MPS counts what NVML shows for the process, context included
-        # (docs/admin/node-life.md), and that sum is what shards are requested for.
+        # (lab/docs/node-life.md), and that sum is what shards are requested for.
         return shards * self.shard_mib + self.headroom_mib
 
 

@@ -4,7 +4,7 @@
 
 Runs the real sampler process with the settings a site has by default, on real (sleeping) processes. Only
 the driver's library is played, in Python, which counts the calls; what each of them costs on a real GPU is
-in docs/admin/node-life.json and is added in the open.
+in lab/docs/node-life.json and is added in the open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slurm_gpumem.node.jobs import NodeJob, RunFolder
 
 GPUS, JOBS, PROCESSES = 8, 16, 40
 LIMIT_SHARE, LIMIT_MIB = 0.005, 40.0
-MEASURED = Path(__file__).resolve().parents[2] / "docs" / "admin" / "node-life.json"
+MEASURED = Path(__file__).resolve().parents[2] / "lab" / "docs" / "node-life.json"
 CALLS = {
     "nvmlDeviceGetComputeRunningProcesses_v3": "processes",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": "mps_processes",
@@ -265,7 +265,7 @@ def main(argv: Sequence[str]) -> int:
     nvml, unknown, gpu = nvml_share(calls, seconds)
     print(f"{GPUS} GPUs, {PROCESSES} processes of {JOBS} jobs, {seconds:.0f} s, a look a second")
     print(f"Python's part   {own:7.3%} of one core (the played driver's own cost included)")
-    print(f"NVML's part     {nvml:7.3%} by the calls' cost on an {gpu} (docs/admin/node-life.json)")
+    print(f"NVML's part     {nvml:7.3%} by the calls' cost on an {gpu} (lab/docs/node-life.json)")
     print(f"sum             {own + nvml:7.3%} (limit {LIMIT_SHARE:.1%})")
     print(f"memory          {rss:6.1f} MiB (limit {LIMIT_MIB:g})")
     if unknown:

@@ -41,10 +41,10 @@ def test_a_page_is_shown_by_its_name(page: str, capsys: pytest.CaptureFixture[st
 def test_of_two_pages_with_one_name_the_researchers_comes_and_the_other_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["docs", "trace"]) == 0
+    assert main(["docs", "quickstart"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("# Tracing an unmodified script")
-    assert "admin/trace (for admins) has the same name" in printed.err
+    assert printed.out.startswith("# Quick start for researchers")
+    assert "admin/quickstart (for admins) has the same name" in printed.err
 
 
 def test_an_unknown_page_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,7 +112,7 @@ def test_the_page_has_the_figures_and_no_names(tmp_path: Path, capsys: pytest.Ca
     assert "vip" not in text
 
 
-def test_the_picture_in_the_readme_is_that_of_the_example() -> None:
+def test_the_picture_of_the_page_is_that_of_the_example() -> None:
     docs = Path(__file__).parents[2] / "docs"
     with open(docs / "examples" / "sacct.txt") as file:
         history = parse_history(file, "example")

@@ -53,7 +53,7 @@ def test_every_key_says_what_it_is_for(section: Section) -> None:
 
 def documented(page: str) -> Iterator[Tuple[str, str]]:
     """Keys and defaults in the tables of a page: | `key`, `other` | `1`, `2` | what it does |."""
-    for line in (ROOT / "docs" / "admin" / page).read_text().splitlines():
+    for line in (ROOT / "docs" / page).read_text().splitlines():
         cells = re.split(r"(?<!\\)\|", line)[1:-1]
         names = re.findall(r"`([a-z_]+)`", cells[0]) if len(cells) == 3 else []
         defaults = re.findall(r"`([^`]*)`|(none)", cells[1]) if names else []
@@ -63,7 +63,12 @@ def documented(page: str) -> Iterator[Tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("section", "page"),
-    [(NODE, "node.md"), (RECOVERY, "recovery.md"), (ACCOUNTING, "accounting.md"), (TRACE, "trace.md")],
+    [
+        (NODE, "admin/node.md"),
+        (RECOVERY, "admin/recovery.md"),
+        (ACCOUNTING, "admin/accounting.md"),
+        (TRACE, "user/trace.md"),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_the_tables_for_administrators_name_every_key_and_its_default(section: Section, page: str) -> None:

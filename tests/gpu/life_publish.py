@@ -1,9 +1,10 @@
-"""Make the committed report of a run: without serial numbers, UUIDs and paths of the machine it ran on.
+"""Keep the results of a run without serial numbers, UUIDs and paths of the machine it ran on, or print them.
 
-    python3 tests/gpu/life_publish.py node_life.json [folder of the jobs' own results] docs/admin/node-life
-    python3 tests/gpu/life_publish.py recovery_life.json docs/admin/recovery-life
+    python3 tests/gpu/life_publish.py node_life.json [folder of the jobs' own results] lab/docs/node-life.json
+    python3 tests/gpu/life_publish.py recovery_life.json lab/docs/recovery-life.json
+    python3 tests/gpu/life_publish.py lab/docs/node-life.json
 
-The text above the first heading of the second level in an existing page is kept: people wrote it.
+The last prints the whole report of a kept run.
 """
 
 from __future__ import annotations
@@ -63,18 +64,14 @@ def _dropped(entry: Any) -> bool:
 
 
 def main(argv: List[str]) -> int:
-    """Write TARGET.json and TARGET.md."""
-    results, target = json.loads(Path(argv[0]).read_text()), Path(argv[-1])
+    """Write the last file, or print the report of the only one."""
+    results = json.loads(Path(argv[0]).read_text())
+    if len(argv) == 1:
+        print((life_report.report if "parts" in results else recovery_life.report)(results))
+        return 0
     if len(argv) > 2:
         with_pids(results, Path(argv[1]))
-    results = public(results)
-    data, page = target.with_suffix(".json"), target.with_suffix(".md")
-    data.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    report = life_report.report if "parts" in results else recovery_life.report
-    fresh = report(results).replace("node_life.json", data.name)
-    if page.exists():
-        fresh = page.read_text().partition("\n## ")[0] + "\n## " + fresh.partition("\n## ")[2]
-    page.write_text(fresh.rstrip("\n") + "\n")
+    Path(argv[-1]).write_text(json.dumps(public(results), indent=1, allow_nan=False) + "\n")
     return 0
 
 

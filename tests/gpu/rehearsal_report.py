@@ -33,8 +33,7 @@ _HOW = (
     "",
     "## Run it yourself",
     "",
-    "As root on a machine with an NVIDIA GPU, torch and Slurm, from the root of the repository. A command is",
-    "one mode of a few minutes; what is complete in DIR is not run again, and rows are written as they come:",
+    "As root on a machine with an NVIDIA GPU, torch and Slurm; what is complete in DIR is not run again:",
     "",
     "```",
     "python3 tests/gpu/rehearsal.py --out DIR --mode shared         # also per-user, timeslice, exclusive",
@@ -42,9 +41,8 @@ _HOW = (
     "python3 tests/gpu/rehearsal.py --out DIR --mode report         # this page, or rehearsal-limit.md",
     "```",
     "",
-    "The first of them also measures every kind of job alone (`solo.jsonl`). `--max-slowdown 1.5` tries",
-    "another limit, `--up` and `--down` name the commands that start and stop Slurm. Without a GPU",
-    "`/usr/bin/python3 tests/gpu/rehearsal.py --rehearse --out DIR --mode shared` plays it on a dev cluster.",
+    "`--max-slowdown 1.5` tries another limit; `--up` and `--down` name the commands that start and stop",
+    "Slurm; `--rehearse` plays it on a dev cluster without a GPU.",
 )
 
 
@@ -262,9 +260,7 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
         "# The same trace in each way of sharing",
         "",
         f"{len(jobs)} training jobs of two users on one GPU under real Slurm, all queued at once.",
-        "`tests/gpu/rehearsal.py` wrote the rows in `rehearsal/`; `--mode report` makes this page.",
-        "A job's start-up (Python, CUDA, its model) is timed by a mark in the job and left out where a row",
-        "says so.",
+        "Rows: `rehearsal/`. Start-up (Python, CUDA, the model) is left out where a row says so.",
         "",
         "![When each job started up and trained](rehearsal.svg)",
         "",

@@ -122,7 +122,7 @@ def test_the_large_job_numbers_of_a_federation_are_read_like_others(tmp_path: Pa
 
 def test_the_kernels_pid_is_no_evidence_against_the_process_it_names() -> None:
     """The recorded fault: the line of the driver names the victim, so nothing may be built on it."""
-    run = json.loads((REPOSITORY / "docs" / "admin" / "node-life.json").read_text())["parts"]
+    run = json.loads((REPOSITORY / "lab" / "docs" / "node-life.json").read_text())["parts"]
     line = next(line for line in run["afterwards"]["kernel"] if " Xid " in line)
     match = re.search(r"NVRM: Xid \(PCI:[0-9a-f:.]+\): 31, pid=([0-9]+), name=", line)
     assert match is not None

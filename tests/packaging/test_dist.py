@@ -32,18 +32,20 @@ def test_the_description_has_no_link_that_leads_nowhere() -> None:
     assert RELATIVE.search(README)
     plain = _pypi_readme().standalone(README)
     assert not RELATIVE.search(plain)
-    assert "quick start, gpusbatch, model summaries" in plain
+    assert "Quick start for researchers ·" in plain
     assert "<!--" not in plain
 
 
 def test_links_lead_to_the_repository_where_its_address_is_given() -> None:
     linked = _pypi_readme().standalone(README, "https://forge.invalid/gpumem/")
     assert not RELATIVE.search(linked)
-    assert "(https://forge.invalid/gpumem/docs/user/trace.md)" in linked
-    assert (
-        "![GPU-hours and mean wait without and with sharing](https://forge.invalid/gpumem/docs/what-if.svg)"
-        in linked
-    )
+    assert "(https://forge.invalid/gpumem/docs/user/quickstart.md)" in linked
+
+
+def test_pictures_lead_to_the_repository_or_are_left_out() -> None:
+    page = "![a chart](docs/what-if.svg)"
+    assert _pypi_readme().standalone(page) == ""
+    assert _pypi_readme().standalone(page, "https://a.b") == "![a chart](https://a.b/docs/what-if.svg)"
 
 
 def test_the_metadata_names_licence_and_supported_pythons() -> None:
