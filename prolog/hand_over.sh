@@ -1,9 +1,9 @@
 #!/bin/sh
 # shellcheck disable=SC2154
 # Sourced by prolog.sh and epilog.sh, after hooks.conf: have one of our jobs served by the node's sampler, which is there
-# already, or where none runs, by a Python, which starts one. Ends in about 7 seconds at most, served or not: Slurm
+# already, or where none runs, by a Python, which starts one. Ends in about 6 seconds at most, served or not: Slurm
 # requeues a job whose Prolog takes 10, and drains a node where it takes much longer. See `gpumem docs node`.
-patience=4 late=2
+patience=3 late=2
 box=$run_dir/inbox
 
 sampler_runs() { read -r sampler <"$box/sampler" && [ -e "/proc/$sampler/exe" ]; }

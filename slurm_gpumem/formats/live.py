@@ -6,7 +6,7 @@ The sampler writes it; `gpumem node status`, the metrics, the epilog and the nex
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.files import read_json, write_json
 from slurm_gpumem.formats.job_record import Measurement, measurement_from, measurement_table
@@ -76,6 +76,14 @@ def read_live(path: Path) -> Optional[Live]:
     """What the file holds; None when it is missing or no live file."""
     table = read_json(path)
     return live_from(table) if isinstance(table, dict) and table.get("schema") == SCHEMA else None
+
+
+def read_live_jobs(path: Path, job_ids: Iterable[int]) -> Dict[int, LiveJob]:
+    """Some of its jobs: to check what it says of all takes longer than the rest of a hook in a burst."""
+    table = read_json(path)
+    jobs = table.get("jobs") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
+    tables = dict(_tables(jobs))
+    return {job_id: _job(tables[str(job_id)]) for job_id in job_ids if str(job_id) in tables}
 
 
 def write_live(path: Path, live: Live) -> None:

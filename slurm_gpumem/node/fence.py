@@ -15,7 +15,7 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE
-from slurm_gpumem.formats.live import LiveJob, read_live
+from slurm_gpumem.formats.live import LiveJob, read_live_jobs
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
@@ -135,8 +135,7 @@ def _others_are_ready(folder: RunFolder, job: NodeJob, users: Sequence[NodeJob])
 
 def _default_limit(folder: RunFolder, config: NodeConfig, users: Sequence[NodeJob]) -> Optional[int]:
     """One daemon serves all of these: its default must not starve the largest of them."""
-    live = read_live(folder.live)
-    seen = {} if live is None else live.jobs
+    seen = read_live_jobs(folder.live, [user.job_id for user in users])
     claims = [_given_mib(user, seen.get(user.job_id)) or claimed_mib(config, user) for user in users]
     known = [claim for claim in claims if claim is not None]
     if not config.limits or not known:

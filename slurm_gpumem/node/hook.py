@@ -19,7 +19,7 @@ from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.formats.comment import CommentRecord, End, Used, parse_end, parse_record, parse_used
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent
-from slurm_gpumem.formats.live import read_live
+from slurm_gpumem.formats.live import read_live_jobs
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.node import fence, jobs, records
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus, pick
@@ -125,8 +125,7 @@ def finish(
         record = record._replace(verdict=seen_end.saw, context_mib=seen_end.context_mib)
     if used is not None:
         record = record._replace(reserved_mib=used.reserved_mib, torch=used.torch, loading=used.loading)
-    live = read_live(folder.live)
-    seen = live.jobs.get(job.job_id) if live is not None else None
+    seen = read_live_jobs(folder.live, [job.job_id]).get(job.job_id)
     if seen is not None and seen.restarts == job.restarts:
         record = records.with_measurement(record, seen.measured, seen.notes)
     if job.fenced and status != "0:0":

@@ -115,6 +115,8 @@ class HookServer:
 
     def _note_late(self, late: Path, request: Path) -> None:
         """Its hook gave up: a job that has started is noted; that one has ended, Slurm will say."""
+        if processes.start_of(int(request.name.rpartition(".")[2])) is not None:
+            return  # it has started a Python, which may still do the work
         env = _variables(late)
         remove(late)
         remove(_sleep(request))

@@ -28,7 +28,7 @@ LIMIT, TASKS, ROUNDS, BUSY = 1.5, 300, 3, 20
 _LONGEST_S = 300.0
 _RECORDS_S = 30.0
 _NOT_OF_A_NODE = re.compile(
-    r"^(interval_s|activity_every_s|record_every_s|slurm_every_s) = .*\n", re.MULTILINE
+    r"^(interval|activity_every|record_every|slurm_every|idle_exit)_s = .*\n", re.MULTILINE
 )
 """A dev cluster's samplers look four times as often as those of nodes, to whom a whole machine belongs."""
 _HOOKS = {
@@ -121,7 +121,7 @@ def _measure(
 
 def _burst(cluster: Cluster, command: List[str], tasks: int) -> Burst:
     """From the submission until the last task is out of the queue, its Epilog included."""
-    # Idle nodes: their samplers have ended, and the first task's hooks start them.
+    # The very first one finds no samplers and starts them; they stay for the next ones, as on a node.
     time.sleep(4.0)
     options = [
         "-o",

@@ -50,7 +50,7 @@ def take_haste_away(hooks: Path) -> None:
     For tests of what many hooks at once do: on a slow machine that alone takes longer than one of them may
     wait. How long one waits is for tests of time.
     """
-    path, limits = hooks / "hand_over.sh", "patience=4 late=2"
+    path, limits = hooks / "hand_over.sh", "patience=3 late=2"
     script = path.read_text()
     assert limits in script
     path.write_text(script.replace(limits, "patience=200 late=200"))

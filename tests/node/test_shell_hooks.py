@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -329,6 +330,49 @@ def test_a_request_whose_hook_was_killed_is_not_served(node: Node) -> None:
     assert jobs.get(node.folder, 8) is not None
     until(lambda: not list(node.folder.inbox.glob("prolog.7.*")))
     assert jobs.get(node.folder, 7) is None
+
+
+@needs_root
+def test_a_job_whose_prolog_gave_up_is_noted_as_unfenced_by_the_next_look_of_a_sampler(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0)
+    node.hook("prolog", node.env(1, gpu="1"))
+    until((node.folder.inbox / "sampler").exists)
+    sampler = int((node.folder.inbox / "sampler").read_text())
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write("python=/bin/false\n")
+    os.kill(sampler, signal.SIGSTOP)
+    try:
+        assert node.hook("prolog", node.env(7)).returncode == 0
+    finally:
+        os.kill(sampler, signal.SIGCONT)
+    job = until(lambda: jobs.get(node.folder, 7))
+    assert job.mode == "unfenced"
+    assert job.notes == ("not fenced: its prolog gave up before it was served",)
+    until(lambda: not list(node.folder.inbox.glob("prolog.7.*")))
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_hook_that_the_sampler_serves_starts_one_process(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0, mps="timeslice").without_haste()
+    node.hook("prolog", node.env(1, gpu="1"))
+    until((node.folder.inbox / "sampler").exists)
+    trace = node.root / "trace"
+    for name in ("prolog", "epilog"):
+        command = ["strace", "-f", "-e", "trace=execve", "-o", str(trace), str(node.hooks / f"{name}.sh")]
+        subprocess.run(command, env={**node.env(7), "PATH": os.environ["PATH"]}, check=True, timeout=120)
+        programs = re.findall(r'execve\("([^"]*)"', trace.read_text())
+        assert programs == [str(node.hooks / f"{name}.sh"), "/bin/sleep"]
+
+
+@needs_root
+def test_a_job_with_one_log_is_judged_without_asking_slurm(node: Node) -> None:
+    given = {"SLURM_JOB_STDOUT": "/home/u/%j.out"}
+    node.hook("prolog", {**node.env(7), **given})
+    node.hook("prolog", {**node.env(8), **given, "SLURM_JOB_STDERR": "/home/u/%j.err"})
+    node.hook("prolog", node.env(9))
+    said = {number: "one_log yes\n" in node.folder.task_file(number).read_text() for number in (7, 8, 9)}
+    assert said == {7: True, 8: False, 9: False}
 
 
 @needs_root
