@@ -114,10 +114,22 @@ hook() { # hook NAME: one of our hooks, and the settings beside it
         note "$slurm/gpumem/hooks.conf"
     fi
 }
+end_library() { # the library that CUDA programs load, built on this machine
+    source=$slurm/gpumem/gpumem_end.c library=$slurm/gpumem/libgpumem_end.so
+    if [ -e "$library" ] && cmp -s "$here/prolog/gpumem_end.c" "$source"; then return; fi
+    put 644 "$here/prolog/gpumem_end.c" "$source"
+    if ! command -v cc >/dev/null && ! command -v gcc >/dev/null; then
+        # It says what is missing.
+        [ $check = yes ] || "$slurm/gpumem/build_end.sh" || true
+    elif change "build $library" && "$slurm/gpumem/build_end.sh"; then
+        note "$library"
+    fi
+}
 for role in $roles; do
     case $role in
     node)
-        for name in prolog epilog hand_over let_go log_check task_prolog task_epilog; do hook $name.sh; done
+        for name in prolog epilog end_exports hand_over let_go log_check task_prolog task_epilog build_end; do hook $name.sh; done
+        end_library
         hooks_in_use >/dev/null || echo "next: the lines for slurm.conf in docs/admin/node.md"
         ;;
     controller)

@@ -11,6 +11,7 @@ put() { # put MODE FOLDER FILE...
 }
 
 put 755 $hooks prolog/*.sh
+put 644 $hooks prolog/gpumem_end.c
 # slurm.conf names the links: beside them, in the hooks' own folder, is hooks.conf.
 install -d "$dest/etc/slurm/gpumem"
 for file in prolog/*.sh; do

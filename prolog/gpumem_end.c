@@ -1,7 +1,7 @@
 /* Lets a CUDA program leave its MPS server before it ends, so that the server's other clients go on.
  *
  * An MPS client that ends while it has work on the GPU takes all clients of its server along, whether a signal, an
- * exception or the end of its script ended it (docs/admin/node.md, "Ends"). The CUDA driver loads this library when a
+ * exception or the end of its script ended it (gpumem docs node, "Ends"). The CUDA driver loads this library when a
  * program initializes CUDA (CUDA_INJECTION64_PATH, set by task_prolog.sh) and calls InitializeInjection.
  *
  * - At exit: wait for the GPU.
@@ -11,7 +11,7 @@
  *
  * A thread does the asking, and the interrupted one goes on meanwhile: it may hold a lock of the driver's that the MPS
  * server needs to let the client go. Everything that can fail leaves the program as it would be without us.
- * Build: cc -O2 -Wall -shared -fPIC -o libgpumem_end.so gpumem_end.c -ldl -lpthread
+ * Built by build_end.sh.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,8 +1,8 @@
 #!/bin/sh
+# shellcheck disable=SC1090,SC1091,SC2034
 # Slurm's TaskProlog, as the user: connect a shared job's tasks to MPS, with a memory limit from its shards.
 # Slurm obeys each "export KEY=VALUE" and "unset KEY" that is printed. Any exit code but 0 would fail the job.
-run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=${0%/*}/libgpumem_end.so
-# shellcheck source=/dev/null
+run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
@@ -28,13 +28,10 @@ if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$
     [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     # Slurm sets this one in every step of a gres/mps job, which asked for memory, not for a part of the SMs.
     [ "$threads$SLURM_SHARDS_ON_NODE" = no ] && echo "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-    # The CUDA driver loads it: a process that ends leaves its MPS server first. A profiler's own library stays.
-    [ -r "$end_library" ] && [ -z "$CUDA_INJECTION64_PATH" ] &&
-        printf 'export %s\n' "CUDA_INJECTION64_PATH=$end_library" "GPUMEM_END_SOCKET=$run_dir/mps/end.sock"
+    [ -r "$here/end_exports.sh" ] && . "$here/end_exports.sh"
     [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
         echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
 fi
-# shellcheck source=/dev/null
 [ -n "$reports" ] && [ -r "$hook/report_exports.sh" ] && . "$hook/report_exports.sh"
 [ -n "$next_task_prolog" ] && exec "$next_task_prolog"
 exit 0

@@ -68,6 +68,7 @@ def test_the_wheel_has_no_laboratory_and_none_of_its_data(wheel: Path) -> None:
     assert "slurm_gpumem/models/gpus.toml" in names
     assert "slurm_gpumem/lua/job_submit.lua" in names
     assert "slurm_gpumem/prolog/prolog.sh" in names
+    assert "slurm_gpumem/prolog/gpumem_end.c" in names
     assert not [name for name in names if "lab" in Path(name).parts]
     beside = [name for name in names if not name.startswith("slurm_gpumem")]
     assert beside == ["hydra_plugins/gpumem_launcher.py"]

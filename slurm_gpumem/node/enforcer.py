@@ -138,9 +138,9 @@ class Enforcer:
         at = round(time.time(), 1)
         self._leftovers.mark_overrun(job.job_id)
         for uuid, others in beside.items():
-            usage.events.append(FaultEvent(OVERRUN, uuid, at, tuple(sorted(others))))
+            _note(usage, FaultEvent(OVERRUN, uuid, at, tuple(sorted(others))))
             for other in others:
-                self._roster.usage[other].events.append(FaultEvent(CROWDED, uuid, at, (job.job_id,)))
+                _note(self._roster.usage[other], FaultEvent(CROWDED, uuid, at, (job.job_id,)))
 
     def _end_processes(self, job: NodeJob, seen: Mapping[str, ByJob]) -> None:
         mine = [process for by_job in seen.values() for process in by_job.get(job.job_id, ())]
@@ -179,6 +179,12 @@ class Enforcer:
             self._kill_wait_s = kill_wait_s(Commands(self._config.slurm_env, self._config.slurm_bin))
         except SlurmError as error:
             log(self._folder.root, f"KillWait is not known, {self._kill_wait_s:g} s taken: {error}")
+
+
+def _note(usage: JobUsage, event: FaultEvent) -> None:
+    """Once: processes that are being ended are seen a few times more."""
+    if all(noted._replace(at=event.at) != event for noted in usage.events):
+        usage.events.append(event)
 
 
 def _others(by_job: ByJob, job_id: int) -> FrozenSet[int]:

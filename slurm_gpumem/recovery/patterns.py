@@ -132,8 +132,9 @@ PATTERNS: Tuple[Pattern, ...] = (
     ),
     # -- MPS and GPU faults --------------------------------------------------------------------------
     _pattern(
+        # The node itself takes a process from its server that is being ended: only company makes it a fault.
         "mps-client",
-        Kind.NEIGHBOUR,
+        Kind.FAULT,
         r"(?i)MPS client has been terminated"
         r"|ERROR_?MPS_?CLIENT_?TERMINATED|error 810\b",
     ),

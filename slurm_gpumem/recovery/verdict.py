@@ -65,8 +65,9 @@ def verdict_on(log: LogVerdict, measured: Measured, hit_too: Sequence[int] = ())
 
 def _was_at_its_limit(log: LogVerdict, measured: Measured) -> bool:
     """Whether its own share was too small, whoever took what beside it."""
-    needed = (measured.peak_mib or 0) + (log.need_mib or 0)
-    return measured.limit_mib is not None and needed > measured.limit_mib
+    if log.need_mib is None:
+        return measured.part is not None and measured.part >= NEAR
+    return measured.limit_mib is not None and max(measured.peak_mib or 0, log.need_mib) > measured.limit_mib
 
 
 def _may_have_run_out(log: LogVerdict, measured: Measured) -> bool:

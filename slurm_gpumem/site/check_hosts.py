@@ -84,6 +84,11 @@ FAULTS: Mapping[str, Fault] = {
         "each user's jobs get an MPS server of their own: users take turns on a GPU",
         'a newer driver, or node.mps = "per-user", which is what happens',
     ),
+    "no-end-library": Fault(
+        Severity.WARNING,
+        "a job that ends may take its neighbours at the same MPS server along",
+        "install gcc and run build_end.sh beside the hooks, or copy the library from a node that has one",
+    ),
     "no-driver-limit": Fault(
         Severity.WARNING,
         "node.driver_limit is on, and jobs there have no such limit: MPS's own is all there is",

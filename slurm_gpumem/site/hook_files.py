@@ -13,19 +13,21 @@ from slurm_gpumem.site.slurm_conf import value_of
 SCRIPTS = (
     "prolog.sh",
     "epilog.sh",
+    "end_exports.sh",
     "hand_over.sh",
     "let_go.sh",
     "log_check.sh",
+    "build_end.sh",
     "task_prolog.sh",
     "task_epilog.sh",
     "epilog_slurmctld.sh",
 )
-_UNIT = "gpumem-sampler.service"
+_OTHERS = ("gpumem_end.c", "gpumem-sampler.service")
 
 
 def hook_files(running: Mapping[str, str]) -> Dict[str, str]:
     """By their names in the folder of hooks."""
-    shipped = {name: data_path("prolog", name).read_text() for name in (*SCRIPTS, _UNIT)}
+    shipped = {name: data_path("prolog", name).read_text() for name in (*SCRIPTS, *_OTHERS)}
     settings = _settings(running)
     return shipped if settings is None else {**shipped, "hooks.conf": settings}
 

@@ -33,7 +33,9 @@ _UNIT = "/etc/systemd/system/multi-user.target.wants/gpumem-sampler.service"
 _LIMIT_FUNCTION = "nvmlDeviceSetMemoryLimits_v1"
 _LEAST_FREE = 0.01
 _READ, _EXECUTE, _WRITE = os.R_OK, os.X_OK, os.W_OK
-_PARTS = ("hand_over.sh", "let_go.sh", "log_check.sh")
+_PARTS = ("end_exports.sh", "hand_over.sh", "let_go.sh", "log_check.sh")
+_END_LIBRARY = "libgpumem_end.so"
+_PACKAGED = "/usr/libexec/slurm-gpumem"
 _MODULE = re.compile(r"(?:\s-m|\brun) (slurm_gpumem[\w.]*)")
 Settings = Dict[str, str]
 
@@ -282,8 +284,8 @@ class Host:
         if not self.may(self._runner(key), _READ, path):
             self.fault("cannot-read", f"{key} cannot read {path} as {user_name(self._runner(key))}")
 
-    def node(self, python: str, settings: Settings, node: Dict[str, Any]) -> None:
-        """What the Prolog and the sampler will use."""
+    def node(self, python: str, settings: Settings, node: Dict[str, Any], hooks: str) -> None:
+        """What the Prolog and the sampler will use; `hooks` is their folder."""
         modes = set(node["modes"].split())
         if modes == {"off"}:
             return
@@ -293,6 +295,7 @@ class Host:
             self.is_safe(run_dir)
         if modes & {"per-user", "shared"}:
             self.mps(node["mps_control"], "shared" in modes)
+            self.end_library(settings.get("end_library", ""), hooks)
         if node["ledger"] is None:
             self.driver()
         if node["driver_limit"]:
@@ -317,6 +320,24 @@ class Host:
             done = run([control, "-h"], env={"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"})
             if done is None or "-multiuser-server" not in done.stdout + done.stderr:
                 self.fault("no-shared-mps", f"{control} has no -multiuser-server")
+
+    def end_library(self, named: str, hooks: str) -> None:
+        """What the task prolog gives to CUDA programs, where it looks for it."""
+        places = [named] if named else [os.path.join(folder, _END_LIBRARY) for folder in (hooks, _PACKAGED)]
+        seen = {place: self.is_there(place) for place in places}
+        there = [place for place in places if seen[place]]
+        if not there:
+            if None not in seen.values():
+                self.fault("no-end-library", f"{places[0]} is not there")
+            return
+        if not self.may(_NOBODY, _READ, there[0]):
+            self.fault("cannot-read", f"users' programs cannot load {there[0]}")
+        if not self.is_safe(there[0]):
+            return
+        try:
+            ctypes.CDLL(there[0])
+        except OSError as error:
+            self.fault("no-end-library", f"{there[0]} cannot be loaded: {error}")
 
     def spool(self, path: str) -> None:
         """Whether a record could be written there, by root; a missing one is made by the first job."""
@@ -553,7 +574,7 @@ def examine(question: Dict[str, Any]) -> Dict[str, Any]:
         if python and key == "Prolog":
             node = host._run_python(python, _NODE, site_config)
             if node is not None:
-                host.node(python, settings, node)
+                host.node(python, settings, node, os.path.dirname(path))
     host.devices(question["devices"])
     return {
         "host": os.uname().nodename.partition(".")[0],

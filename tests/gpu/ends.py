@@ -318,17 +318,7 @@ def build(machine: Machine) -> None:
     hooks = machine.state / "hooks"
     for argv in (
         ["nvcc", "-O2", "-o", str(machine.work / "ends_client"), str(HERE / "ends_client.cu")],
-        [
-            "cc",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            "-o",
-            f"{hooks}/libgpumem_end.so",
-            f"{hooks}/gpumem_end.c",
-            "-ldl",
-            "-lpthread",
-        ],
+        [f"{hooks}/build_end.sh"],
     ):
         done = run(argv, 120)
         if done.returncode:

@@ -115,8 +115,9 @@ class Desk:
         record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status=status)
         write_job_record(self.config.spool, record)
 
-    def process(self, job_id: int, uid: Optional[int] = None) -> int:
-        started = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": str(job_id)}, user=uid)
+    def process(self, job_id: int, uid: Optional[int] = None, **variables: str) -> int:
+        env = {"SLURM_JOB_ID": str(job_id), **variables}
+        started = subprocess.Popen(["sleep", "60"], env=env, user=uid)
         self.processes.append(started)
         until(lambda: Path(f"/proc/{started.pid}/comm").read_text() == "sleep\n")
         return started.pid

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of, take_haste_away
+from tests.support.end_library import build_end_library
 from tests.support.slurm_jobs import submit
 from tests.support.waiting import until
 
@@ -82,22 +82,6 @@ class Site:
         assert jobs.all_jobs(self.folder) == ()
         assert [path for path in self.folder.mps.iterdir() if path != self.folder.end_socket] == []
         assert self.node_state() == "idle"
-
-
-def build_end_library(hooks: Path) -> None:
-    """As the install script does."""
-    command = [
-        "cc",
-        "-O2",
-        "-shared",
-        "-fPIC",
-        "-o",
-        f"{hooks}/libgpumem_end.so",
-        f"{hooks}/gpumem_end.c",
-        "-ldl",
-        "-lpthread",
-    ]
-    subprocess.run(command, check=True)
 
 
 @pytest.fixture(scope="module")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import List
 
 import pytest
 
 from tests.node.conftest import REPOSITORY
-from tests.node.real_site import build_end_library
+from tests.support.end_library import build_end_library
 
 LOAD = "import ctypes, os, signal, sys, time; ctypes.CDLL(sys.argv[1]).InitializeInjection(); "
 READY = "print('ready', flush=True); time.sleep(60)"
@@ -22,7 +24,8 @@ class Asked:
     """A socket in the sampler's place; it notes who asked, and lets each go at once."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.pids = path, []  # type: Path, List[int]
+        self.path = path
+        self.pids: List[int] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -39,9 +42,9 @@ class Asked:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("end")
-    (folder / "gpumem_end.c").write_bytes((REPOSITORY / "prolog" / "gpumem_end.c").read_bytes())
-    build_end_library(folder)
-    return folder / "libgpumem_end.so"
+    for name in ("gpumem_end.c", "build_end.sh"):
+        shutil.copy(REPOSITORY / "prolog" / name, folder)
+    return build_end_library(folder)
 
 
 @pytest.fixture
@@ -59,6 +62,14 @@ def _started(library: Path, code: str, asked: Path) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
+
+
+def _rest(process: subprocess.Popen[str]) -> str:
+    """What it says after it was ready, to its end; communicate() would miss what readline() read ahead."""
+    assert process.stdout is not None
+    said = process.stdout.read()
+    process.wait(timeout=30)
+    return said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
@@ -79,24 +90,24 @@ def test_a_process_that_fails_asks_too(library: Path, asked: Asked) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_handler_of_the_programs_own_stays(library: Path, asked: Asked, when: str) -> None:
-    own = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), os._exit(7))); "
+    own = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'saved\\n'), os._exit(7))); "
     imports = "import os, signal, time; "
     code = imports + own + LOAD + READY if when == "before" else LOAD + own + READY
     process = _started(library, code, asked.path)
     process.send_signal(signal.SIGTERM)
-    assert (process.communicate(timeout=30)[0], process.returncode) == ("saved\n", 7)
+    assert (_rest(process), process.returncode) == ("saved\n", 7)
     assert asked.pids == []
 
 
 def test_python_sees_no_handler(library: Path, asked: Asked) -> None:
     code = LOAD + "print('ready', flush=True); print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
-    assert _started(library, code, asked.path).communicate(timeout=30)[0] == "True\n"
+    assert _rest(_started(library, code, asked.path)) == "True\n"
 
 
 def test_a_forked_child_ends_at_once_and_asks_nobody(library: Path, asked: Asked) -> None:
     code = LOAD + "child = os.fork() or (time.sleep(60), os._exit(1)); print('ready', flush=True); "
     code += "os.kill(child, signal.SIGTERM); print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
-    assert _started(library, code, asked.path).communicate(timeout=30)[0] == "-15\n"
+    assert _rest(_started(library, code, asked.path)) == "-15\n"
     assert asked.pids == []
 
 

@@ -6,7 +6,9 @@ from typing import Callable
 
 import pytest
 
+from slurm_gpumem.devcluster.cluster import STATE_VARIABLE
 from slurm_gpumem.node.gpus import standin_uuid
+from slurm_gpumem.node.limit_variable import LIMIT_VARIABLE
 from tests.node.conftest import needs_root
 from tests.node.real_site import Site
 from tests.support.slurm_jobs import verified_peaks
@@ -70,3 +72,44 @@ def test_a_script_that_saves_at_the_signal_has_its_time_for_it(
     site.cluster.run(["scancel", str(job)], check=True)
     until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
     assert "saved" in site.out(job)
+
+
+def test_a_handler_that_needs_longer_than_slurm_waits_is_taken_from_its_server_in_time(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site()
+    neighbour, job = site.submit(STANDIN), site.submit(f"{STANDIN} --save-s 600; true")
+    until(lambda: _runs(site, job) and _runs(site, neighbour))
+    pid = _client(site, job)
+    site.cluster.run(["scancel", str(job)], check=True)
+    until(lambda: _left_server(site, 65534, pid))
+    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
+    # Its own error, and not Slurm's SIGKILL, ended it.
+    assert "the MPS client has been terminated" in site.out(job)
+    assert "saved" not in site.out(job)
+    assert any(line == f"{neighbour} RUNNING" for line in site.queue())
+
+
+def test_a_limit_that_a_process_lifts_itself_is_caught_by_its_memory(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(idle_exit_s=200)
+    program = site.root / "out" / "lifts.py"
+    layout = site.cluster.layout
+    program.write_text(
+        f"import os, sys\nsys.path.insert(0, '{layout.library}')\n"
+        f"os.environ.update({{'{LIMIT_VARIABLE}': 'abc', '{STATE_VARIABLE}': '{layout.root}'}})\n"
+        "from slurm_gpumem.devcluster.standin import main\n"
+        "sys.exit(main(['--peak', '9000', '--steps', '2000', '--seconds', '600']))\n"
+    )
+    neighbour = site.submit(STANDIN)
+    until(lambda: _runs(site, neighbour))
+    job = site.submit(f"/usr/bin/python3 {program}", shards=4, comment="gpumem/1:est=3000,req=4096")
+    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
+    until(lambda: site.record(job)["state"] == "FAILED")
+    record = site.record(job)
+    assert [(event["kind"], event["with"]) for event in record["events"]] == [("overrun", [neighbour])]
+    # /proc shows the variables that a process was started with.
+    assert not [note for note in record["notes"] if "changed or removed" in note]
+    assert any(line == f"{neighbour} RUNNING" for line in site.queue())
+    assert not _left_server(site, 65534, _client(site, neighbour))

@@ -64,7 +64,7 @@ def test_a_daemon_that_does_not_answer_is_replaced_for_the_next_job(node: Node, 
     assert service.ensure(uuid, USER, in_use=False)
     (second,) = service.daemons()
     assert second.process != first.process
-    assert node.mps.ask(uuid, USER, "get_server_list") == ""
+    assert node.mps.ask(uuid, USER, "get_server_list") == str(second.process.pid)
 
 
 def test_a_slow_daemon_that_serves_another_job_is_left_alone(node: Node) -> None:

@@ -61,11 +61,14 @@ def test_a_job_on_the_fourth_gpu_is_pointed_at_the_fourth_gpu(make_site: Callabl
 
 def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable[..., Site]) -> None:
     site = make_site(on_overrun="cancel", idle_exit_s=200)
+    beside = site.submit("gpumem-standin --peak 500 --steps 2000 --seconds 600")
     job = site.submit(
         "gpumem-standin --peak 9000 --steps 2000 --seconds 600",
         shards=2,
         comment="gpumem/1:est=1,req=38000,shards=38",
     )
+    until(lambda: [line.split()[0] for line in site.queue()] == [str(beside)])
+    site.cluster.run(["scancel", str(beside)], check=True)
     until(lambda: not site.queue())
     record = site.record(job)
     assert (record["shards"], record["shards_verified"], record["limit_mib"]) == (2, True, 2048)

@@ -233,7 +233,17 @@ def checks(config: NodeConfig, times: list[float], **what: Any) -> list[tuple[st
     watch, due = Watch(config), []
     for now in times:
         due += watch.check(
-            7, now, **{"mib": 9000.0, "limit_mib": 8192, "verified": True, "unfenced": 0, **what}
+            7,
+            now,
+            **{
+                "mib": 9000.0,
+                "limit_mib": 8192,
+                "verified": True,
+                "beside": True,
+                "unfenced": 0,
+                "unlimited": 0,
+                **what,
+            },
         )
     return due
 

@@ -26,6 +26,10 @@ HOOKS = {
     "task_prolog.sh",
     "task_epilog.sh",
     "hooks.conf",
+    "build_end.sh",
+    "end_exports.sh",
+    "gpumem_end.c",
+    "libgpumem_end.so",
 }
 
 
@@ -107,6 +111,23 @@ def test_it_installs_once_and_removes_everything(machine: Machine) -> None:
     assert machine.files() - before == {"slurm/site.conf"}
 
 
+def test_a_machine_without_a_compiler_is_installed_and_told_what_it_lacks(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = machine.root / "tools"
+    tools.mkdir()
+    for folder in os.environ["PATH"].split(":"):
+        for program in Path(folder).glob("*"):
+            if program.name not in ("cc", "gcc") and not (tools / program.name).is_symlink():
+                (tools / program.name).symlink_to(program)
+    monkeypatch.setenv("PATH", str(tools))
+    said = machine.install("node")
+    (line,) = [line for line in said.splitlines() if "no C compiler" in line]
+    assert line.endswith(f"install gcc, then run {machine.slurm}/gpumem/build_end.sh")
+    assert not (machine.slurm / "gpumem" / "libgpumem_end.so").exists()
+    assert "nothing to change" in machine.install("node").splitlines()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -153,7 +174,10 @@ def test_a_job_runs_through_what_was_installed_on_a_cluster(
     assert f"write {conf}/slurm.conf" in said
     assert "restart slurmctld" in said
     assert (Path(f"{conf}.before-gpumem") / "slurm.conf").exists()
-    assert cluster.run(command, check=True, timeout_s=300).stdout.splitlines()[-1] == "nothing to change"
+    # slurmctld has not read it yet.
+    assert "Put it in use first" in cluster.run(command, timeout_s=300).stderr
+    again = cluster.run([*command, "--no-setup"], check=True, timeout_s=300)
+    assert again.stdout.splitlines()[-1] == "nothing to change"
 
     hooks_conf = conf / "gpumem" / "hooks.conf"
     with hooks_conf.open("a") as file:

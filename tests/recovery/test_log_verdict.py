@@ -79,3 +79,19 @@ def test_a_fault_is_a_neighbours_only_in_company() -> None:
     found = judge_log("RuntimeError: CUDA error: an illegal memory access was encountered")
     assert verdict_on(found, Measured(), hit_too=()) is None
     assert verdict_on(found, Measured(), hit_too=(12,)) == "neighbour"
+
+
+def test_a_job_that_the_node_ended_ran_out_whatever_its_log_says() -> None:
+    overran = Measured(peak_mib=9000.0, limit_mib=4096, samples=3, fresh=True, overran=True)
+    for text in ("", "RuntimeError: CUDA error: the MPS client has been terminated by the server"):
+        assert verdict_on(judge_log(text), overran) == "oom"
+
+
+def test_memory_that_another_job_took_is_the_neighbours_doing_unless_its_own_share_was_too_small() -> None:
+    # PyTorch says what it held and what it asked for: 10 GiB of 12.
+    refused, wordless = judge_log(TORCH.format("2.00", "8.00")), judge_log("CUDA error: out of memory")
+    crowded = Measured(peak_mib=8192.0, limit_mib=12_288, samples=60, fresh=True, crowded=True)
+    assert verdict_on(refused, crowded) == verdict_on(wordless, crowded) == "neighbour"
+    assert verdict_on(refused, crowded._replace(crowded=False)) == "oom"
+    assert verdict_on(judge_log(TORCH.format("4.10", "8.00")), crowded) == "oom"
+    assert verdict_on(wordless, crowded._replace(peak_mib=12_000.0)) == "oom"

@@ -20,7 +20,7 @@ pytestmark = [needs_root, pytest.mark.slurm]
 BEGIN = "echo begins $GPUMEM_ATTEMPT; "
 ONCE = f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}'
 ALWAYS = BEGIN + OOM
-NEIGHBOUR = "echo 'RuntimeError: CUDA error: the MPS client has been terminated' >&2; exit 1"
+NEIGHBOUR = "echo 'RuntimeError: CUDA error: the MPS server is not ready' >&2; exit 1"
 ARRAY_OOMS = (3, 7, 20)
 
 

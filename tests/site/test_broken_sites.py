@@ -309,6 +309,18 @@ CASES: Dict[str, Broken] = {
         "/bin/true has no -multiuser-server",
         lambda site: (site.set("node", "mps_control", "/bin/true"), site.set("node", "mps", "shared")),
     ),
+    "no library that lets jobs leave their MPS server": Broken(
+        "warning",
+        "no-end-library",
+        "{root}/hooks/libgpumem_end.so is not there",
+        lambda site: (site.hooks / "libgpumem_end.so").unlink(),
+    ),
+    "a library of another machine": Broken(
+        "warning",
+        "no-end-library",
+        "{root}/hooks/libgpumem_end.so cannot be loaded",
+        lambda site: (site.hooks / "libgpumem_end.so").write_bytes(b"\x7fELF"),
+    ),
     "a driver without a limit of its own": Broken(
         "warning",
         "no-driver-limit",

@@ -17,6 +17,7 @@ from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY
 from tests.recovery.conftest import install_package
+from tests.support.end_library import build_end_library
 from tests.support.waiting import until
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
@@ -129,6 +130,7 @@ def make_whole_site(
     python = install_package(root / "python")
     hooks = root / "hooks"
     shutil.copytree(REPOSITORY / "prolog", hooks)
+    build_end_library(hooks)
     RunFolder(root / "run").make()
     lines = [
         "PrologFlags=Alloc",

@@ -1,0 +1,207 @@
+"""Jobs above their shards are ended alone; clients without a limit are noted; who asks to go is let go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.node.ends import EndServer, Exits
+from slurm_gpumem.node.limit_variable import LIMIT_VARIABLE, holds_limit
+from tests.node.conftest import OTHER_USER, USER, needs_root
+from tests.node.desk import GPUS, Desk
+from tests.support.waiting import until
+
+FOUR_SHARDS = f"echo 1 {os.getuid()} RUNNING 0 0 1 gres:shard:4"
+SERVER = 4711
+OURS = {LIMIT_VARIABLE: f"{GPUS[0].uuid}=4096M", "CUDA_VISIBLE_DEVICES": GPUS[0].uuid}
+NO_LIMITS = {
+    "no list": "abc",
+    "a size of 0": "0=0",
+    "a GPU that is not seen": "1=1G",
+    "another one": "7=1G",
+    "one GPU too many": "0=2048M,1=1G",
+    "an unknown UUID": "GPU-00000000-0000-0000-0000-000000000000=1G",
+    "more than its share": "0=20000M",
+    "empty": "",
+    "negative": "0=-1M",
+    "another GPU's UUID": "GPU-00000007=1024M",
+}
+
+
+class Fenced:
+    """A desk whose jobs have an MPS server; it notes what it is told."""
+
+    def __init__(self, make_desk: Callable[..., Desk], root: Path, **config: object) -> None:
+        self._told = root / "told"
+        self._told.touch(0o666)
+        self._told.chmod(0o666)
+        control = root / "mps-control"
+        control.write_text(
+            "#!/bin/sh\nwhile read -r line; do\n"
+            f'    echo "$line" >>{self._told}\n'
+            f'    if [ "$line" = get_server_list ]; then echo {SERVER}; fi\ndone\n'
+        )
+        control.chmod(0o755)
+        self.desk = make_desk(mps_control=str(control), **config)
+
+    def told(self) -> str:
+        return self._told.read_text()
+
+    def ended(self, pid: int) -> bool:
+        return f"terminate_client {SERVER} {pid}\n" in self.told()
+
+    def pair(self, first_mib: float, **variables: str) -> Dict[str, int]:
+        """Processes of two jobs at one server; the first holds this much."""
+        self.desk.job(1, mode="mps", claim=CommentRecord(shards=4, request_mib=4096))
+        self.desk.job(2, mode="mps")
+        pids = {
+            "first": self.desk.process(1, None, **variables),
+            "second": self.desk.process(2, None, **OURS),
+        }
+        self.desk.hold({pids["first"]: first_mib, pids["second"]: 10.0}, mps=True)
+        return pids
+
+    def notes(self, job: int) -> str:
+        return str(self.desk.live()[str(job)]["notes"])
+
+
+def _first_event(job: Dict[str, Any]) -> Tuple[str, List[int]]:
+    event = job["events"][0]
+    return event["kind"], event["with"]
+
+
+@pytest.fixture
+def make_fenced(make_desk: Callable[..., Desk], state_folder: Path) -> Callable[..., Fenced]:
+    return lambda **config: Fenced(make_desk, state_folder, **config)
+
+
+def test_a_job_above_its_shards_is_ended_alone_through_its_mps_server(
+    make_fenced: Callable[..., Fenced],
+) -> None:
+    fenced = make_fenced(squeue=FOUR_SHARDS)
+    pids = fenced.pair(9000.0, **OURS)
+    until(lambda: fenced.desk.live() and fenced.ended(pids["first"]))
+    live = fenced.desk.live()
+    assert _first_event(live["1"]) == ("overrun", [2])
+    assert _first_event(live["2"]) == ("crowded", [1])
+    assert not fenced.ended(pids["second"])
+    assert all(process.poll() is None for process in fenced.desk.processes)
+    assert fenced.desk.said() == ""
+
+
+def test_alone_on_its_gpu_it_is_only_noted(make_fenced: Callable[..., Fenced]) -> None:
+    fenced = make_fenced(squeue=FOUR_SHARDS)
+    pids = fenced.pair(9000.0, **OURS)
+    fenced.desk.hold({pids["first"]: 9000.0}, mps=True)
+    until(lambda: fenced.desk.live()["1"]["shards_verified"])
+    until(lambda: "9000 MiB" in fenced.notes(1))
+    assert fenced.desk.live()["1"]["events"] == []
+    assert "terminate_client" not in fenced.told()
+
+
+def test_a_claim_that_slurm_has_not_confirmed_ends_nothing(make_fenced: Callable[..., Fenced]) -> None:
+    fenced = make_fenced(squeue="exit 1")
+    fenced.pair(9000.0, **OURS)
+    until(lambda: "9000 MiB" in fenced.notes(1))
+    for _ in range(3):
+        assert not fenced.desk.live()["1"]["shards_verified"]
+    assert fenced.desk.live()["1"]["events"] == []
+    assert "terminate_client" not in fenced.told()
+
+
+def test_a_process_outside_mps_that_is_above_its_shards_is_ended_by_a_signal(
+    make_fenced: Callable[..., Fenced],
+) -> None:
+    fenced = make_fenced(squeue=FOUR_SHARDS)
+    pids = fenced.pair(9000.0)
+    fenced.desk.hold({pids["first"]: 9000.0, pids["second"]: 10.0}, mps=False)
+    first, second = fenced.desk.processes
+    until(lambda: fenced.desk.live() and first.poll() is not None)
+    assert (first.returncode, second.poll()) == (-signal.SIGTERM, None)
+    assert "terminate_client" not in fenced.told()
+
+
+def test_the_limit_that_the_task_prolog_writes_is_one() -> None:
+    assert holds_limit(OURS, 4096)
+    assert holds_limit({LIMIT_VARIABLE: "0=2048M"}, 4096)
+
+
+@pytest.mark.parametrize("value", NO_LIMITS.values(), ids=NO_LIMITS)
+def test_what_mps_does_not_hold_a_client_to_is_no_limit(value: str) -> None:
+    assert not holds_limit({**OURS, LIMIT_VARIABLE: value}, 4096)
+
+
+def test_a_missing_variable_is_no_limit() -> None:
+    assert not holds_limit({"CUDA_VISIBLE_DEVICES": GPUS[0].uuid}, 4096)
+
+
+@pytest.mark.parametrize(
+    ("variables", "noted"),
+    [(OURS, False), ({}, True), ({**OURS, LIMIT_VARIABLE: "abc"}, True)],
+    ids=["ours", "missing", "invalid"],
+)
+def test_a_client_without_its_limit_is_noted(
+    make_fenced: Callable[..., Fenced], variables: Dict[str, str], noted: bool
+) -> None:
+    fenced = make_fenced(squeue=FOUR_SHARDS)
+    fenced.pair(100.0, **variables)
+    until(lambda: fenced.desk.live()["1"]["shards_verified"])
+    fenced.desk.sampler.tick()
+    assert ("memory limit was changed or removed" in fenced.notes(1)) is noted
+    assert "terminate_client" not in fenced.told()
+
+
+def test_a_client_without_its_limit_is_cancelled_where_the_site_wants_that(
+    make_fenced: Callable[..., Fenced],
+) -> None:
+    fenced = make_fenced(squeue=FOUR_SHARDS, on_unfenced="cancel")
+    fenced.pair(100.0)
+    until(lambda: fenced.desk.live() and "cancel 1" in fenced.desk.said())
+
+
+@pytest.fixture
+def asking(make_fenced: Callable[..., Fenced]) -> Iterator[Fenced]:
+    """A sampler's socket, and a job of a user at it."""
+    fenced = make_fenced()
+    server = EndServer(fenced.desk.folder, Exits(fenced.desk.folder, fenced.desk.config))
+    server.start()
+    fenced.desk.job(1, mode="mps", uid=USER)
+    fenced.desk.folder.root.parent.chmod(0o755)
+    yield fenced
+    server.close()
+
+
+def _ask(fenced: Fenced, uid: int, job: str) -> int:
+    """Ask as a process of that user, with that job in its environment, and wait for the answer; its pid."""
+    code = "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+    code += "s.connect(sys.argv[1]); print(s.recv(1) == b'')"
+    asked = subprocess.Popen(
+        ["/usr/bin/python3", "-I", "-S", "-c", code, str(fenced.desk.folder.end_socket)],
+        env={"SLURM_JOB_ID": job},
+        user=uid,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert asked.communicate(timeout=120)[0] == "True\n"
+    return asked.pid
+
+
+@needs_root
+def test_a_process_of_a_job_that_asks_is_taken_from_its_server(asking: Fenced) -> None:
+    pid = _ask(asking, USER, "1")
+    assert asking.told() == f"get_server_list\nterminate_client {SERVER} {pid}\n"
+
+
+@needs_root
+@pytest.mark.parametrize(("uid", "job"), [(OTHER_USER, "1"), (USER, "2"), (0, "1")])
+def test_a_process_of_nobodys_job_is_answered_and_nothing_is_ended(
+    asking: Fenced, uid: int, job: str
+) -> None:
+    _ask(asking, uid, job)
+    assert asking.told() == ""
