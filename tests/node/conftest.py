@@ -178,6 +178,11 @@ def node(state_folder: Path) -> Iterator[Node]:
         remove_home(home)
 
 
+def left_of_daemons(folder: RunFolder) -> List[Path]:
+    """What MPS daemons have left behind; the socket there is the sampler's."""
+    return [path for path in folder.mps.iterdir() if path != folder.end_socket]
+
+
 def kill(pid: int) -> bool:
     """KILL; False when it had just ended by itself."""
     try:

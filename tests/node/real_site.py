@@ -20,7 +20,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of, take_haste_away
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, left_of_daemons, samplers_of, take_haste_away
 from tests.support.end_library import build_end_library
 from tests.support.slurm_jobs import submit
 from tests.support.waiting import until
@@ -64,7 +64,10 @@ class Site:
         return self.cluster.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%T"], check=True).stdout.strip()
 
     def record(self, job_id: int) -> Dict[str, Any]:
-        table: Dict[str, Any] = json.loads((self.root / "records" / f"{job_id}.0.n1.json").read_text())
+        """Of a job that is over: the spool has it a moment after its epilog."""
+        path = self.root / "records" / f"{job_id}.0.n1.json"
+        until(lambda: path.exists() and json.loads(path.read_text())["end"] is not None)
+        table: Dict[str, Any] = json.loads(path.read_text())
         return table
 
     def live(self, job_id: int) -> Dict[str, Any]:
@@ -80,7 +83,7 @@ class Site:
     def assert_clean(self) -> None:
         assert self.mps.daemons() == []
         assert jobs.all_jobs(self.folder) == ()
-        assert [path for path in self.folder.mps.iterdir() if path != self.folder.end_socket] == []
+        assert left_of_daemons(self.folder) == []
         assert self.node_state() == "idle"
 
 

@@ -19,7 +19,7 @@ from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node import jobs, roster
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.sources.choose import choose_source
-from tests.node.conftest import OTHER_USER, USER, Node, kill, needs_root, samplers_of
+from tests.node.conftest import OTHER_USER, USER, Node, kill, left_of_daemons, needs_root, samplers_of
 from tests.support.waiting import until
 
 pytestmark = needs_root
@@ -238,5 +238,5 @@ def _ask_slurm_until_clean(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 def _assert_clean(node: Node) -> None:
     assert node.mps.daemons() == []
     assert jobs.all_jobs(node.folder) == ()
-    assert list(node.folder.mps.iterdir()) == []
+    assert left_of_daemons(node.folder) == []
     assert [path.name for path in node.folder.jobs.iterdir() if not path.name.startswith(".")] == []

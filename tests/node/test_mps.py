@@ -8,7 +8,7 @@ import pytest
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.mps import MpsError, MpsService
-from tests.node.conftest import OTHER_USER, USER, Node, needs_root
+from tests.node.conftest import OTHER_USER, USER, Node, left_of_daemons, needs_root
 from tests.support.waiting import until
 
 pytestmark = needs_root
@@ -51,7 +51,7 @@ def test_after_the_last_stop_no_process_and_no_folder_is_left(node: Node) -> Non
     node.mps.ensure(uuid, USER, in_use=False)
     node.mps.stop(uuid, USER)
     assert node.mps.daemons() == []
-    assert list(node.folder.mps.iterdir()) == []
+    assert left_of_daemons(node.folder) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
@@ -99,7 +99,7 @@ def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(node: N
     broken.chmod(0o755)
     with pytest.raises(MpsError, match="ended with 3"):
         MpsService(node.folder, str(broken)).ensure(node.gpus[0].uuid, USER, in_use=False)
-    assert list(node.folder.mps.iterdir()) == []
+    assert left_of_daemons(node.folder) == []
 
 
 @pytest.mark.parametrize("uuid", ["GPU-../../etc", "GPU-0;quit", "../x", "", "GPU-0\nquit"])

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
-from tests.node.conftest import REPOSITORY, kill, needs_root
+from tests.node.conftest import REPOSITORY, kill, left_of_daemons, needs_root
 from tests.node.real_site import USERS, Site
 from tests.support.slurm_jobs import hold_until, submit, verified_peaks
 from tests.support.waiting import until
@@ -113,7 +113,7 @@ def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable
     until(lambda: not jobs.all_jobs(site.folder))
     assert len(ids) == 16
     assert last
-    until(lambda: not site.mps.daemons() and not list(site.folder.mps.iterdir()))
+    until(lambda: not site.mps.daemons() and not left_of_daemons(site.folder))
     site.assert_clean()
 
 

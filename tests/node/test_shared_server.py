@@ -22,7 +22,7 @@ from slurm_gpumem.node.jobs import SHARED_UID, NodeJob
 from slurm_gpumem.node.status import read_status, render
 from slurm_gpumem.node.suspects import HOLDS_S, note_fault, why_kept_apart
 from slurm_gpumem.recovery.neighbours import jobs_hit_too
-from tests.node.conftest import OTHER_USER, USER, Node, kill, needs_root, samplers_of
+from tests.node.conftest import OTHER_USER, USER, Node, kill, left_of_daemons, needs_root, samplers_of
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until
 
@@ -104,7 +104,7 @@ def test_the_last_job_of_all_users_stops_it(shared: Node) -> None:
     assert len(shared.mps.daemons()) == 1
     shared.hook("epilog", shared.env(8, uid=OTHER_USER))
     assert shared.mps.daemons() == []
-    assert list(shared.folder.mps.iterdir()) == []
+    assert left_of_daemons(shared.folder) == []
 
 
 def test_only_users_with_a_job_there_come_to_the_daemon_and_only_while_they_have_one(shared: Node) -> None:
