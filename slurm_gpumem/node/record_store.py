@@ -123,6 +123,8 @@ class RecordStore:
 
     def _flush(self, name: str) -> None:
         path = self.folder.ended / name
+        if not path.exists():
+            return  # nothing to take away either: an epilog may write it at this moment
         record = records.read_record(path)
         if record is not None and not _is_closed(self.spool, record):
             earlier = records.earlier_runs(self.spool, record.job_id, record.restarts)

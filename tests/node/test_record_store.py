@@ -52,6 +52,18 @@ def test_an_open_record_never_replaces_the_closed_one_of_its_run(store: RecordSt
     assert not store.has_closed()
 
 
+def test_a_record_that_is_closed_while_another_looks_for_it_is_not_lost(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closes_meanwhile(spool: Path, *about: object) -> None:
+        store.close(closed(), 1.0)
+
+    monkeypatch.setattr(records, "amend_use", closes_meanwhile)
+    store.amend_use(7, 0, OPEN.measured, 1.0)
+    store.flush(1.0)
+    assert in_spool(store).exit_code == 1
+
+
 def test_the_first_closing_counts(store: RecordStore) -> None:
     store.close(closed(), 1.0)
     store.close(closed(status=""), 1.0)
