@@ -159,7 +159,7 @@ class HookServer:
                 (hook.epilog if name == "epilog" else hook.prolog)(self._folder, config, request.env)
             finally:
                 self._spooler.put(config, request.env)
-        except Exception as error:  # noqa: BLE001 - the job starts all the same
+        except Exception as error:  # noqa: BLE001 - the job starts anyway
             log(self._folder.root, f"{name} of job {job_id}: {type(error).__name__}: {error}")
 
 
