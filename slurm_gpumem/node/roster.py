@@ -122,6 +122,22 @@ class Roster:
         self._learn(answer, here.get(answer.job_id))
         return True
 
+    def confirm_shares(self) -> bool:
+        """Ask on while a job on a GPU is there whose shards Slurm has not confirmed; False when none is.
+
+        A look asks for one job: of several that start together the last would be held to its share too late.
+        """
+        here = self.all_here()
+        if not any(map(self._is_unconfirmed, here)):
+            return False
+        if self.ask_slurm(here):
+            self.refresh()
+        return True
+
+    def _is_unconfirmed(self, job_id: int) -> bool:
+        usage = self.usage.get(job_id)
+        return usage is not None and not usage.verified and usage.processes() > 0
+
     def is_ending(self, job_id: int) -> bool:
         """Whether Slurm said at the last question that it is being ended."""
         job = self._slurm.get(job_id)

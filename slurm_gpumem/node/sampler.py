@@ -52,6 +52,7 @@ from slurm_gpumem.node.usage import GpuUsage, JobUsage, Stretch, stretch_of, usa
 _ACCOUNTING_EVERY = 5
 _ELSEWHERE_EVERY = 5
 _LIVE_EVERY_S = 2.0
+_CONFIRM_EVERY_S = 0.1
 
 
 class Sampler:
@@ -158,6 +159,12 @@ class Sampler:
             self.roster.write_records()
         # A closed record that the spool does not take yet is worth waiting for.
         return bool(here) or self.roster.store.has_closed()
+
+    def rest(self, until: float) -> None:
+        """Until the next look; shares are confirmed meanwhile."""
+        while self.roster.confirm_shares() and time.monotonic() + _CONFIRM_EVERY_S < until:
+            time.sleep(_CONFIRM_EVERY_S)
+        time.sleep(max(0.0, until - time.monotonic()))
 
     def close(self) -> None:
         """Before the end: all that was seen is on disk, and nothing is left behind."""
@@ -466,7 +473,7 @@ def _sample_until_idle(
         elif not stay and time.monotonic() - busy > config.idle_exit_s:
             break
         due = max(due + config.interval_s, time.monotonic())
-        time.sleep(max(0.0, due - time.monotonic()))
+        sampler.rest(due)
     if ends is not None:
         ends.close()
     sampler.close()

@@ -2,7 +2,7 @@
 
 As root, on a machine with an NVIDIA GPU, torch, nvcc and MPS, from the repository's root:
 
-    python3 tests/gpu/ends.py --out "$OUT" [--part ends|leave|limits|victims] [--seconds 500]
+    python3 tests/gpu/ends.py --out "$OUT" [--part ends|leave|limits|preempted|victims] [--seconds 500]
 
 Slurm comes from `.carry/slurm-on-gpu/up .carry/debs STATE`. A job that goes on is the witness; others start
 beside it, end one after another, and after each end every job that was not ended must still run. One line of
@@ -16,13 +16,14 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -32,6 +33,10 @@ HERE = Path(__file__).resolve().parent
 KILL_WAIT_S = 30
 SETTINGS = {"slurm_every_s": 5, "record_every_s": 2, "idle_exit_s": 60}
 PY = sys.executable
+CONTAINER = "unshare --user --map-current-user --mount"
+"""As Apptainer does it; with process ids of their own MPS does not serve them (docs/admin/containers.md)."""
+PREEMPT = "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
+URGENT = "PartitionName=urgent Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP\n"
 
 
 class Kind(NamedTuple):
@@ -62,13 +67,25 @@ KINDS = (
     Kind("CUDA program", "{work}/ends_client train; true", "requeue"),
     Kind("CUDA program", "{work}/ends_client train; true", "suspended, then scancel"),
     Kind("CUDA program", "srun --overlap --gres=none {work}/ends_client train"),
+    Kind("PyTorch script", f"exec {PY} {{work}}/ends_worker.py plain"),
+    Kind("accelerate, workers", _launched("accelerate.commands.launch --num_processes=1")),
+    Kind("CUDA program in namespaces", f"{CONTAINER} {{work}}/ends_client train; true"),
+    Kind("PyTorch script in namespaces", f"{CONTAINER} {PY} {{work}}/ends_worker.py plain; true"),
+    Kind("PyTorch script", f"{PY} {{work}}/ends_worker.py plain; true"),
 )  # fmt: skip
+PREEMPTED = (KINDS[0], KINDS[1], KINDS[4], KINDS[3], KINDS[6])
+NOTHING_SAVES = (
+    Kind("CUDA program", "exec {work}/ends_client train", "SIGKILL"),
+    Kind("PyTorch script", f"exec {PY} {{work}}/ends_worker.py plain", "SIGKILL"),
+    Kind("CUDA program", "{work}/ends_client fault", "illegal memory access"),
+)
 BY_THEMSELVES = (
     Kind("CUDA program ends with work queued", "{work}/ends_client leave", "by itself"),
     Kind("PyTorch script ends with work queued", f"{PY} {{work}}/ends_worker.py end", "by itself"),
     Kind("PyTorch script raises with work queued", f"{PY} {{work}}/ends_worker.py raise", "by itself"),
 )
 TIME_LIMIT = Kind("CUDA program", "{work}/ends_client train; true", "time limit", ("--time=1",))
+PARTS = ("ends", "leave", "limits", "preempted", "victims")
 LIMITS = (
     "abc",
     "0=0",
@@ -167,8 +184,8 @@ class Trial:
         gone = lambda: self.states().get(job) in (None, "PENDING", "COMPLETED", "FAILED")  # noqa: E731
         until(gone, 90 if kind.way == "time limit" else KILL_WAIT_S + 15)
 
-    def witness(self) -> int:
-        job = self.submit(Kind("witness", "{work}/ends_client watch"), 0)
+    def witness(self, *options: str) -> int:
+        job = self.submit(Kind("witness", "{work}/ends_client watch", options=options), 0)
         if not self.ready([job], 30):
             raise LifeError(f"the witness does not train: {self.out(job)[-300:]} {self.states()}")
         return job
@@ -242,51 +259,87 @@ class Trial:
 
     def limits(self, values: Sequence[str], user: int) -> None:
         """Jobs of 4 shards that take 6 GiB, with a limit variable that MPS does not hold them to."""
+        inside = [(value, True) for value in values[:3]]
+        tries = [(value, False) for value in values]
+        for together in ([tries[0]], [inside[0]], [tries[3], inside[1]], [*tries, *inside]):
+            self.over(together, user)
+
+    def over(self, together: Sequence[Tuple[str, bool]], user: int) -> None:
+        """These at once, beside the witness."""
         witness, jobs = self.witness(), {}
-        for value, inside in [
-            *((value, False) for value in values),
-            *((value, True) for value in values[:3]),
-        ]:
+        for value, inside in together:
             prelude = "" if inside else f"export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT='{value}'"
-            where = "--inside" if inside else ""
-            command = f"{PY} {{work}}/ends_worker.py grow '{value}' {where}"
-            jobs[self.submit(Kind("grow", command, options=("--no-requeue",)), user, 4, prelude)] = (
-                value,
-                inside,
-            )
+            command = f"{PY} {{work}}/ends_worker.py grow '{value}' {'--inside' if inside else ''}"
+            job = self.submit(Kind("grow", command, options=("--no-requeue",)), user, 4, prelude)
+            jobs[job] = (value, inside)
         until(lambda: not set(jobs) & set(self.states()), 60)
-        time.sleep(2.0)
+        time.sleep(1.0)
         for job, (value, inside) in jobs.items():
             record, text = self.record(job, 0), self.out(job)
             over = [float(line.split()[1]) for line in text.splitlines() if line.startswith("over ")]
-            events = [event["at"] for event in record.get("events") or () if event["kind"] == "overrun"]
+            failed = [float(line.split()[1]) for line in text.splitlines() if line.startswith("refused ")]
             self.note(
-                limit=value, inside=inside, over=bool(over), died=int(not self.runs(witness)),
-                seconds=round(events[0] - over[0], 1) if over and events else None,
+                limit=value, inside=inside, together=len(together), over=bool(over),
+                died=int(not self.runs(witness)),
+                seconds=round(failed[0] - over[0], 1) if over and failed else None,
                 gone_s=round(record["end"] - over[0], 1) if over and record.get("end") else None,
                 verdict=record.get("verdict"), notes=record.get("notes"), peak=record.get("peak_mib"),
                 text=text[-300:],
             )  # fmt: skip
         self.stop_all()
 
-    def victims(self, user: int) -> None:
-        """What nothing can save: SIGKILL. The witness must come back by itself, once."""
-        witness = self.witness()
-        job = self.submit(KINDS[0], user)
-        if not self.ready([job], 30):
-            return self.note(kind="SIGKILL", failed_to_start=self.out(job)[-300:])
-        time.sleep(2.0)
-        self.do("scancel", "--signal=KILL", "--full", str(job))
-        until(lambda: not self.runs(witness), 8)
-        back = until(lambda: "ready" in self.out(witness).partition("ERROR")[2], 25)
-        record = self.record(witness, 0)
-        self.note(
-            kind="SIGKILL", way="scancel --signal=KILL", came_back=back,
-            witness_died="ERROR" in self.out(witness),
-            verdict=record.get("verdict"), hints=record.get("hints"), events=record.get("events"),
-            text=self.out(witness)[-500:],
-        )  # fmt: skip
+    def preempted(self, user: int) -> None:
+        """An urgent job needs the room of all but the witness, which cannot be preempted."""
+        witness = self.witness("--partition=urgent")
+        jobs = {self.submit(kind, user): kind for kind in PREEMPTED}
+        trains = self.ready(list(jobs), 30)
+        shards = int(self.do("sinfo", "-h", "-p", "urgent", "-o", "%G").partition("shard:")[2].split("(")[0])
+        began = time.monotonic()
+        urgent = self.submit(Kind("urgent", "true", options=("--partition=urgent",)), user, shards - 8)
+        until(lambda: urgent not in self.states(), KILL_WAIT_S + 20)
+        time.sleep(1.0)
+        died, took = not self.runs(witness), round(time.monotonic() - began, 1)
+        for job in trains:
+            self.note(
+                kind=jobs[job].name, way="preempted, all at once", beside=1, took_s=took,
+                died=int(died and job == trains[0]), own=self.out(job)[-100:],
+            )  # fmt: skip
+        self.do("scancel", "--state=PENDING", *map(str, jobs))
         self.stop_all()
+
+    def victims(self, user: int, kind: Kind) -> None:
+        """What nothing can save. The neighbours must come back by themselves, once."""
+        others = {self.witness(): "witness", self.submit(KINDS[2], 0): "trains"}
+        if len(self.ready(list(others), 30)) < len(others):
+            return self.note(kind=kind.name, failed_to_start=[self.out(job)[-300:] for job in others])
+        job = self.submit(kind, user)
+        if not self.ready([job], 30):
+            return self.note(kind=kind.name, failed_to_start=self.out(job)[-300:])
+        time.sleep(1.0)
+        if kind.way == "SIGKILL":
+            self.kill(job)
+        until(lambda: all("ERROR" in self.out(other) for other in others), 8)
+        fell = [other for other in others if "ERROR" in self.out(other)]
+        until(lambda: all("ready" in self.out(o).partition("ERROR")[2] for o in fell), 50)
+        for other, name in others.items():
+            text, record = self.out(other), self.record(other, 0) if other in fell else {}
+            self.note(
+                nothing_saves=kind.name, way=kind.way, neighbour=name, fell=other in fell,
+                came_back="ready" in text.partition("ERROR")[2], verdict=record.get("verdict"),
+                hints=record.get("hints"), events=record.get("events"), text=text[-300:],
+            )  # fmt: skip
+        self.stop_all()
+
+    def kill(self, job: int) -> None:
+        """Its GPU processes, as the kernel does when memory runs out; scancel would send SIGTERM first."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (folder / "cmdline").read_bytes()
+                mine = f"SLURM_JOB_ID={job}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if mine and b"ends_" in words:
+                os.kill(int(folder.name), signal.SIGKILL)
 
     def record(self, job: int, restarts: int) -> Dict[str, Any]:
         path = self.machine.spool / f"{job}.{restarts}.{self.machine.node}.json"
@@ -306,8 +359,7 @@ class Trial:
     def time_limit(self) -> None:
         """The job that was left to it: it has ended, and nobody with it."""
         job = self.kept or 0
-        done = self.do("scontrol", "show", "job", str(job))
-        state = next((word for word in done.split() if word.startswith("JobState=")), "")
+        state = self.record(job, 0).get("state")
         kind = TIME_LIMIT
         self.note(kind=kind.name, way=kind.way, took_s=60, died=0, all_died=self.dead, state=state)
         self.kept = None
@@ -345,8 +397,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--part", action="append", choices=("ends", "leave", "limits", "victims"))
+    parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--mode", action="append", choices=("shared", "per-user"))
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N kinds")
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "gends")
@@ -371,7 +424,7 @@ def main() -> int:
             file.write(f"recovery_log={args.state}/recovery.log\n")
         machine.start(
             {**SETTINGS, "mps": modes[0]},
-            f"KillWait={KILL_WAIT_S}\nEpilogSlurmctld={hooks}/epilog_slurmctld.sh\n",
+            f"KillWait={KILL_WAIT_S}\nEpilogSlurmctld={hooks}/epilog_slurmctld.sh\n{PREEMPT}{URGENT}",
         )
         for number, mode in enumerate(modes):
             end = began + args.seconds * (number + 1) / len(modes)
@@ -386,12 +439,15 @@ def main() -> int:
             if "limits" in parts:
                 trial.limits(LIMITS, user)
             if "victims" in parts:
-                trial.victims(user)
+                for kind in NOTHING_SAVES:
+                    trial.victims(user, kind)
             if "leave" in parts:
                 trial.by_themselves(BY_THEMSELVES, user)
+            if "preempted" in parts:
+                trial.preempted(user)
             if "ends" in parts:
                 trial.kept = trial.submit(TIME_LIMIT, user)
-                for first in range(0, len(KINDS), 5):
+                for first in range(args.first, len(KINDS), 5):
                     trial.wave(KINDS[first : first + 5], user, 30)
                 while trial.left() > 25:
                     trial.all_at_once(user)

@@ -1,8 +1,7 @@
-// A CUDA program without Python: `ends_client train|ignore|leave|watch`. It always has work queued on the GPU.
+// A CUDA program without Python: `ends_client train|ignore|leave|watch|fault`. It always has work on the GPU.
 #include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <unistd.h>
 
 __global__ void spin(float *data, int count, long long cycles) {
     long long start = clock64();
@@ -20,8 +19,8 @@ int main(int count, char **words) {
     if (cudaMalloc(&data, size * sizeof(float))) return 4;
     for (long step = 0;; step += 24) {
         bool watches = !strcmp(part, "watch");
-        if (watches) usleep(20000);
-        for (int launch = 0; launch < (watches ? 4 : 24); launch++) spin<<<256, 256>>>(data, size, 4000000);
+        for (int launch = 0; launch < (watches ? 2 : 24); launch++) spin<<<256, 256>>>(data, size, 4000000);
+        if (!strcmp(part, "fault") && step > 2000) spin<<<1, 1>>>((float *)64, size, 1);
         if (!strcmp(part, "leave") && step > 400) return 0;
         cudaError_t error = cudaDeviceSynchronize();
         if (error) {

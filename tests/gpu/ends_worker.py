@@ -95,10 +95,14 @@ def grow():
         if held >= 6144:
             say(f"over {time.time():.2f}")
             break
-    while True:
-        blocks[0].add_(1)
-        torch.cuda.synchronize()
-        time.sleep(0.05)
+    try:
+        while True:
+            blocks[0].add_(1)
+            torch.cuda.synchronize()
+            time.sleep(0.05)
+    except RuntimeError:
+        say(f"refused {time.time():.2f}")
+        raise
 
 
 def main():

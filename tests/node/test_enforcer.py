@@ -115,6 +115,18 @@ def test_a_claim_that_slurm_has_not_confirmed_ends_nothing(make_fenced: Callable
     assert "terminate_client" not in fenced.told()
 
 
+def test_the_shares_of_jobs_that_start_together_are_confirmed_before_the_next_look(
+    make_desk: Callable[..., Desk],
+) -> None:
+    desk = make_desk(squeue=FOUR_SHARDS.replace("echo 1", 'echo "$4"'), slurm_every_s=60)
+    for job in range(1, 6):
+        desk.job(job, mode="mps", claim=CommentRecord(shards=4, request_mib=4096))
+    desk.hold({desk.process(job): 10.0 for job in range(1, 6)}, mps=True)
+    desk.live()
+    until(lambda: not desk.sampler.roster.confirm_shares())
+    assert [desk.sampler.roster.usage[job].verified for job in range(1, 6)] == 5 * [True]
+
+
 def test_a_process_outside_mps_that_is_above_its_shards_is_ended_by_a_signal(
     make_fenced: Callable[..., Fenced],
 ) -> None:
