@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Callable, Iterator, Optional
 
-from slurm_gpumem.errors import SummaryError, UnknownNameError, UsageError
+from slurm_gpumem.errors import SummaryError, UnknownNameError
 from slurm_gpumem.estimators.coverage import with_coverage, within
 from slurm_gpumem.estimators.known.recognize import recognized, said_of, with_stored_trace
 from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
@@ -120,18 +120,6 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def _refuse_untraced_strategy(job: TrainingJob) -> None:
-    """A text shows too little of a model to divide it; every rank of DDP has all of it."""
-    from slurm_gpumem.estimators.ranks.strategy import DEFAULT, parse_strategy
-
-    strategy = parse_strategy(job.strategy)
-    if strategy.name != DEFAULT:
-        raise UsageError(
-            f"strategy {strategy.name} needs a trace of the model, to divide it between {job.gpus} GPUs.\n"
-            "Make one: gpumem trace -o summary.json -- python train.py, or gpumem summarize train.py:build"
-        )
-
-
 def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     if summary.trace is None and name.split(SUFFIX)[0] in ("auto", TRACE):
         traced = with_stored_trace(summary, job)
@@ -149,8 +137,6 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     module = {**ESTIMATORS, **FROM_RUNS}.get(name)
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
-    if job.strategy and name != TRACE:
-        _refuse_untraced_strategy(job)
     function: Estimator = importlib.import_module(module).estimate
     if not has_layer(name):
         return function(summary, job, gpu)
@@ -163,5 +149,9 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     found = widened(
         function(summary, job, here), here, usual, traced=name == TRACE, convolutions=convolutions
     )
+    if job.gpus > 1 and name != TRACE:
+        from slurm_gpumem.estimators.data_parallel import with_nccl
+
+        found = with_nccl(found)
     notes = not_simulated(job, here)
     return replace(found, warnings=(*found.warnings, *notes)) if notes else found
