@@ -19,13 +19,14 @@ ESTIMATORS = {
     "corrected": "slurm_gpumem.estimators.corrected",
     "trace": "slurm_gpumem.estimators.traced",
     "structural": "slurm_gpumem.estimators.structural",
-    "horus": "slurm_gpumem.estimators.published.horus",
-    "horus-authors": "slurm_gpumem.estimators.published.horus_authors",
-    "faketensor": "slurm_gpumem.estimators.published.faketensor",
-    "deepspeed": "slurm_gpumem.estimators.published.deepspeed",
-    "gpumemnet": "slurm_gpumem.estimators.published.gpumemnet",
-    "gpumemnet-transformer": "slurm_gpumem.estimators.published.gpumemnet.transformer",
+    "horus": "slurm_gpumem.estimators.published.formulas:horus",
+    "horus-authors": "slurm_gpumem.estimators.published.formulas:horus_authors",
+    "faketensor": "slurm_gpumem.estimators.published.formulas:faketensor",
+    "deepspeed": "slurm_gpumem.estimators.published.formulas:deepspeed",
+    "gpumemnet": "slurm_gpumem.estimators.published.gpumemnet:perceptrons",
+    "gpumemnet-transformer": "slurm_gpumem.estimators.published.gpumemnet:transformer",
 }
+"""A module with a function `estimate`, or with the function that is named."""
 DEFAULT = "corrected"
 FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 """These answer only where the job has run before, and so stand in no comparison of estimators."""
@@ -134,10 +135,10 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
         return replace(found, unseen=unseen_code(summary)) if guess else found
     if name.endswith(SUFFIX):
         return adjusted(_run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
-    module = {**ESTIMATORS, **FROM_RUNS}.get(name)
-    if module is None:
+    module, _, function_name = {**ESTIMATORS, **FROM_RUNS}.get(name, "").partition(":")
+    if not module:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
-    function: Estimator = importlib.import_module(module).estimate
+    function: Estimator = getattr(importlib.import_module(module), function_name or "estimate")
     if not has_layer(name):
         return function(summary, job, gpu)
     from slurm_gpumem.estimators.environment import Environment, environment_of, in_environment, widened
