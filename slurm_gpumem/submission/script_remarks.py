@@ -31,7 +31,7 @@ _PREFETCHES = (
 after it, timm's create_loader (use_prefetcher is its default), DALI's pipelines."""
 _SHARDS = (
     r"(?m)^[^#\n]*\b(FullyShardedDataParallel|fully_shard|parallelize_module|PipelineStage|"
-    r"ZeroRedundancyOptimizer|deepspeed\.initialize)\("
+    r"ZeroRedundancyOptimizer|deepspeed\.initialize)\b"
 )
 _SETS_VARIABLE = (
     r"""(?m)^[^#\n]*\benviron(?:\[|\.setdefault\()\s*["']("""
@@ -117,7 +117,7 @@ def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, 
         shards = re.search(_SHARDS, text)
         if shards:
             found.append(
-                f"{name} calls {shards[1]}: where it shards its model, this estimate is not that of any GPU; "
+                f"{name} uses {shards[1]}: where it shards its model, this estimate is not that of any GPU; "
                 f"{asked.settings.spelled('strategy')} fsdp keeps whole GPUs"
             )
         variable = re.search(_SETS_VARIABLE, text)

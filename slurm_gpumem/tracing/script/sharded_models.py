@@ -19,7 +19,7 @@ _SHARDING = {
     "torch.distributed.pipelining": (sharded("a pipeline"), ("pipeline", "PipelineStage")),
     "torch.distributed.optim": (sharded("ZeroRedundancyOptimizer"), ("ZeroRedundancyOptimizer",)),
     "deepspeed": (sharded("DeepSpeed"), ("initialize", "PipelineModule")),
-    "deepspeed.zero": (sharded("DeepSpeed"), ("Init",)),
+    "deepspeed.runtime.zero.partition_parameters": (sharded("DeepSpeed"), ("Init",)),
 }
 """By module: what its functions and classes do to a model."""
 _OFFLOADED = "it keeps part of its model on the CPU (accelerate)"
