@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tupl
 
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
-from slurm_gpumem.errors import ConfigError, NotEstimatedError, UsageError
+from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directives, read_directives
 from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, input_variables, merge_wishes
 from slurm_gpumem.slurm.options import CommandLine, OptionSpec, sbatch_table
@@ -155,15 +155,8 @@ def read_asked(words: JobWords) -> Asked:
 
 
 def read_workload(asked: Asked) -> Workload:
-    """What the memory is for; wrong names and values are errors before Slurm is asked anything.
-
-    NotEstimatedError for a job that shards its model.
-    """
-    from slurm_gpumem.submission.sharded_jobs import why_not_estimated
-
-    settings, unknown = asked.settings, why_not_estimated(asked)
-    if unknown:
-        raise NotEstimatedError(unknown)
+    """What the memory is for; wrong names and values are errors before Slurm is asked anything."""
+    settings = asked.settings
     if settings.gpu:
         from slurm_gpumem.estimators.gpus import find_gpu
 

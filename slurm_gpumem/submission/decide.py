@@ -92,6 +92,11 @@ def decide(asked: Asked) -> Plan:
         return Plan(asked, kept_because=asked.goes_unchanged)
     if asked.learns:
         return _by_earlier_runs(asked)
+    from slurm_gpumem.submission.sharded_jobs import why_not_estimated
+
+    unknown = why_not_estimated(asked)
+    if unknown:
+        return _kept_whole(asked, unknown)
     try:
         workload = read_workload(asked)
     except NotEstimatedError as error:
