@@ -61,7 +61,7 @@ class JobOptions(TypedDict, total=False):
     """"requeue" or "fail"."""
     end_line: Optional[bool]
     strategy: Optional[str]
-    """How a job on several GPUs divides its model: "ddp" (default), "fsdp", "zero3", ..."""
+    """How a job uses several GPUs: "ddp" (default); "fsdp" and the like keep whole GPUs, unestimated."""
     trace: Optional[bool]
     """Run the script here without a GPU first, and ask for what it would allocate."""
     trace_or: Optional[str]
@@ -95,7 +95,6 @@ def estimate(
     gpu: str = DEFAULT_GPU,
     estimator: str = "auto",
     gpus: Optional[int] = None,
-    strategy: Optional[str] = None,
     grad_accumulation: Optional[int] = None,
     checkpointing: Optional[bool] = None,
     channels_last: Optional[bool] = None,
@@ -111,8 +110,7 @@ def estimate(
     What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing. UsageError
     where something is given that the trace was made without: it has to be traced again. `coverage` is the
     share of jobs like it that request_mib is to hold for. `input` is one sample's shape ("3x224x224") for a
-    text that has no shapes. On several GPUs, divided by `strategy` ("fsdp"), it
-    is for each of them.
+    text that has no shapes. On several GPUs, which train data parallel, it is for each of them.
     """
     model = summary if isinstance(summary, ModelSummary) else read_summary(summary)
     stated = StatedTraining(
@@ -126,7 +124,6 @@ def estimate(
         input_dtype=input_dtype,
         torch=torch,
         module_loading=module_loading,
-        strategy=strategy,
     )
     from slurm_gpumem.estimators.registry import refuse_guess
     from slurm_gpumem.estimators.resolve import resolve_job

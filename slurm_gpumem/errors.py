@@ -28,6 +28,22 @@ class TargetError(GpumemError):
     """The code that builds a model cannot be found, loaded or traced as it is."""
 
 
+class NotEstimatedError(GpumemError):
+    """The answer is no: a training whose peak no rule and no trace of one process gives."""
+
+    exit_code = 1
+
+    def __init__(self, why: str, subject: str = "") -> None:
+        self.why = why
+        """ "it shards its model over GPUs (FSDP)"."""
+        super().__init__(f"{subject}: {not_estimated(why)}" if subject else not_estimated(why))
+
+
+def not_estimated(why: str) -> str:
+    """The whole sentence, for errors and for a job that is submitted as it is."""
+    return f"{why}: its peak is not estimated; it keeps whole GPUs"
+
+
 class UnknownNameError(UsageError):
     """A name (optimizer, GPU, estimator ...) is not known; carries those that are near."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Optional
 
+from slurm_gpumem.errors import UnknownNameError
+
 _OPTIMIZERS: Dict[str, str] = {
     # Hugging Face's TrainingArguments.optim
     "adamw-torch": "adamw",
@@ -64,6 +66,31 @@ NOT_MODELLED = frozenset(
 PURE_FP16 = frozenset(("16-true", "fp16-true", "float16", "half", "pure-fp16"))
 """Weights in fp16, which no rule of ours gives either: with "fp16" frameworks mean mixed precision."""
 _MODULES = ("torch.optim.", "optim.", "transformers.", "bitsandbytes.optim.", "bnb.optim.")
+
+_SHARDED = {
+    "ddp": "",
+    "fsdp": "FSDP",
+    "zero": "ZeRO",
+    "deepspeed": "DeepSpeed",
+    "tp": "tensor parallelism",
+    "pp": "pipeline parallelism",
+}
+"""Ways to use several GPUs by their names, which others may begin with ("fsdp-grad-op", "zero3,..."): what it
+shards the model by; "" for data parallel training, where every GPU holds all of it."""
+
+
+def sharded(by: str) -> str:
+    """Why a training is not estimated, in words."""
+    return f"it shards its model over GPUs ({by})"
+
+
+def sharding(strategy: str) -> str:
+    """How a stated strategy shards the model; "" where it does not. UnknownNameError for an unknown one."""
+    name = strategy.strip().lower()
+    for known, title in _SHARDED.items():
+        if name.startswith(known):
+            return title
+    raise UnknownNameError("strategy", strategy, list(_SHARDED))
 
 
 def plain_name(text: str, what: str = "") -> str:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lab.chapter6 import published
 from lab.chapter6.published import Experiment
+from lab.chapter6.replay import read_replay
 from lab.chapter6.sweeps import sweeps
 from lab.command import exit_code
 from lab.places import SIMULATION, shown
@@ -21,7 +22,6 @@ from slurm_gpumem.simulation.compare import Compared, comparison_json, values_of
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import Spread, figures, spread
 from slurm_gpumem.simulation.policies import PUBLISHED_TIMING, timing_of
-from slurm_gpumem.simulation.published_trace import read_replay
 from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.simulation.types import Setup, SimJob
 from slurm_gpumem.simulation.vary import varied

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 from dataclasses import replace
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import (
     COVERAGE_HELP,
@@ -33,8 +33,6 @@ from slurm_gpumem.estimators.types import (
     LOSSES,
     OPTIMIZERS,
     PRECISIONS,
-    Estimate,
-    Gpu,
     TrainingJob,
 )
 from slurm_gpumem.estimators.whatif import Alternatives, alternatives
@@ -72,9 +70,6 @@ def main(argv: List[str]) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
-    compare = args.strategy == ALL
-    if compare:
-        args.strategy = None
     config = load_config()
     script, directives = _script(args)
     settings = job_settings(config, directives, os.environ, own_options(args), script=args.write)
@@ -91,8 +86,6 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     chosen_gpu = choose_gpu(settings.gpu, config, shard_mib)
     (gpu,) = chosen_gpu.gpus
-    if compare:
-        return _compare_strategies(summary, job, gpu, (*notes, *chosen_gpu.notes))
     names = registry.names_for(summary) if estimator == ALL else [estimator]
     coverage = settings.coverage or config.sharing.coverage
     estimates = [estimate_with_utilization(name, summary, job, gpu, coverage) for name in names]
@@ -122,26 +115,6 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compare_strategies(summary: ModelSummary, job: TrainingJob, gpu: Gpu, notes: Sequence[str]) -> int:
-    """Print what each strategy needs on one GPU; a strategy that cannot divide the model says so."""
-    from slurm_gpumem.estimators.ranks.strategy import strategy_names
-    from slurm_gpumem.report.strategies import strategy_lines
-
-    if job.gpus == 1:
-        raise UsageError("--strategy all compares ways to use several GPUs: add --gpus 4")
-    if summary.trace is None:
-        raise UsageError("--strategy all needs a trace of the model: gpumem trace, gpumem summarize")
-    found: List[Tuple[str, Union[Estimate, str]]] = []
-    for name in strategy_names():
-        try:
-            found.append((name, registry.run("auto", summary, replace(job, strategy=name), gpu)))
-        except UsageError as error:
-            found.append((name, str(error).split("\n")[0]))
-    print("\n".join(strategy_lines(summary, job, gpu, found)))
-    _notes(notes)
-    return 0
-
-
 def _notes(notes: Sequence[str]) -> None:
     for note in notes:
         say(f"note: {note}")
@@ -158,7 +131,7 @@ def _subject(
         return found.summary, found.job, found.notes
     traced = traced_subject(args.summary, args, settings)
     if traced is not None:
-        job = replace(traced.job, gpus=args.gpus or 1, strategy=args.strategy or "")
+        job = replace(traced.job, gpus=args.gpus or 1)
         return traced.summary, job, traced.notes
     return resolve_job(
         named_summary(args.summary),
@@ -225,8 +198,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--write says where the line of --directive goes; add --directive")
     if args.directive and (args.json or args.explain):
         raise UsageError("--directive prints one line for a script; leave --json and --explain out")
-    if args.strategy == ALL and (args.json or args.explain):
-        raise UsageError("--strategy all prints a table; name one strategy for --json and --explain")
     if args.directive and args.estimator == ALL:
         raise UsageError("--directive needs one estimator, not all")
 

@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  gpumem fit train.py:build_model --input 3,224,224 --gpu a100-40gb\n"
         "  gpumem fit summary.json --gpu a100-40gb --shards 10\n"
-        "  gpumem fit summary.json --gpu a100-80gb --gpus 4 --strategy fsdp\n"
+        "  gpumem fit summary.json --gpu a100-80gb --gpus 4\n"
         "  gpumem fit timm:resnet50 --precision amp-bf16          (all usual GPUs)",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

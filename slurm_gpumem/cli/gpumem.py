@@ -32,10 +32,6 @@ COMMANDS = {
         "slurm_gpumem.cli.what_if",
         "what sharing would have done to the jobs that this site had",
     ),
-    "mig-plan": (
-        "slurm_gpumem.cli.mig_plan",
-        "which MIG layout would have served the jobs that this site had best",
-    ),
     "docs": ("slurm_gpumem.cli.docs", "the documentation, page by page, offline"),
     "doctor": ("slurm_gpumem.cli.doctor", "check a running cluster's sharing, like a Nagios check"),
 }
@@ -47,7 +43,6 @@ READERS = {
         "setup",
         "doctor",
         "what-if",
-        "mig-plan",
         "node",
         "collect",
         "recover",

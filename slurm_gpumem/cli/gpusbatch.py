@@ -70,7 +70,7 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --precision NAME      fp32 (default), tf32, amp-fp16, amp-bf16, bf16
   --grad-accumulation N, --checkpointing, --channels-last, --loss NAME, --input-dtype NAME
   --torch VERSION, --module-loading NAME  the job's PyTorch (2.6) and how CUDA loads modules (lazy, eager)
-  --strategy NAME       how a job on several GPUs divides its model: ddp (default), fsdp, zero3, ...
+  --strategy NAME       how a job uses several GPUs: ddp (default); fsdp, zero, ... are not estimated
   --gpu TYPE            the GPU to estimate for and run on; any: all that hold it; default: the partition's
   --estimator NAME      how to estimate; gpumem estimate --estimator all shows them
   --gpu-mem SIZE        ask for this much GPU memory (12G) instead of estimating

@@ -1,4 +1,4 @@
-"""A site's past jobs, for `gpumem what-if` and `gpumem mig-plan`: options, jobs, what was measured."""
+"""A site's past jobs, for `gpumem what-if`: options, jobs, what was measured."""
 
 from __future__ import annotations
 

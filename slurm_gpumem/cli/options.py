@@ -61,15 +61,14 @@ def add_environment_options(group: argparse._ActionsContainer) -> None:
 
 
 def add_ranks(parser: argparse._ActionsContainer) -> None:
-    """The GPUs that a job runs on, and how they divide its model."""
+    """The GPUs that a job runs on."""
     parser.add_argument(
         "--gpus", type=positive, metavar="N", help="GPUs of the job (default: as traced, else 1)"
     )
     parser.add_argument(
         "--strategy",
-        metavar="NAME[,OPTION=VALUE]",
-        help="how they divide the model: ddp (default), fsdp, fsdp-grad-op, fsdp1, fsdp1-grad-op, zero1, "
-        "zero2, zero3, tp, pp (gpumem docs several-gpus); the answer is for the GPU that needs most",
+        metavar="NAME",
+        help="how they divide the work: ddp (default); others are not estimated (gpumem docs several-gpus)",
     )
 
 

@@ -24,9 +24,8 @@ from slurm_gpumem.simulation.policies import (
     with_conditions,
 )
 from slurm_gpumem.simulation.requests import ESTIMATORS
-from slurm_gpumem.simulation.trace_file import write_trace
-from slurm_gpumem.simulation.traces import FORMATS, load_trace
-from slurm_gpumem.simulation.types import MODES, Fleet, Policy, Setup, SimJob, Timing
+from slurm_gpumem.simulation.trace_file import read_trace, write_trace
+from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
@@ -79,9 +78,9 @@ def main(argv: List[str]) -> int:
 
 def _jobs(args: argparse.Namespace, fleet: Fleet) -> List[SimJob]:
     if (args.trace is None) == (args.generate is None):
-        raise UsageError("give a trace or --generate N: gpumem simulate TRACE (--help names the formats)")
+        raise UsageError("give a trace or --generate N: gpumem simulate TRACE ")
     if args.generate is None:
-        return load_trace(args.trace, args.format)
+        return read_trace(args.trace)
     if args.generate < 1:
         raise UsageError(f"--generate must be at least 1, not {args.generate}")
     return generate(args.generate, fleet)
@@ -115,6 +114,8 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
                 continue
             # Nothing is shared: estimators and modes make no difference.
             mode, label = "exclusive", name
+        elif mode == MIG and not policy.granted and len(modes) > 1:
+            continue  # it gives out no instances
         else:
             policy = with_conditions(
                 policy, max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown
@@ -147,7 +148,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Lists are separated by commas; every policy is combined with every estimator and mode.",
     )
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="file with the jobs")
-    parser.add_argument("--format", choices=list(FORMATS), help="its format (default: found by its content)")
     parser.add_argument("--generate", type=int, metavar="N", help="N random jobs of a large cluster instead")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the jobs as a trace and stop")
     parser.add_argument(

@@ -11,7 +11,7 @@ from slurm_gpumem.cli.options import named_summary, own_options, seconds
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.resolve import resolve_job
-from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.training_job import StatedTraining, refuse_sharded, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import JobSettings, job_settings
@@ -145,9 +145,9 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     settings = job_settings(config, (), os.environ, own_options(args)).under(job_environment(os.environ))
     given = settings.text("batch-size") is not None
     traced = traced_subject(text, args, settings, str(DEFAULT_BATCH))
-    gpus, strategy = getattr(args, "gpus", 1), getattr(args, "strategy", None) or ""
+    gpus = getattr(args, "gpus", 1)
     if traced is not None:
-        traced = replace(traced, job=replace(traced.job, gpus=gpus or 1, strategy=strategy))
+        traced = replace(traced, job=replace(traced.job, gpus=gpus or 1))
         return replace(traced, batch_given=given, notes=(*settings.remarks(), *traced.notes))
     summary, presets = named_summary(text), settings.presets()
     resolved = resolve_job(
@@ -165,6 +165,7 @@ def traced_subject(
 ) -> Optional[Subject]:
     """The code that `text` names, traced; None where it names a summary."""
     if is_code(text):
+        refuse_sharded(settings.text("strategy"))
         request = trace_request(text, args, settings, default_batch)
         traced = trace(request, args)
         summary = read_summary(traced.summary.decode(errors="replace"))

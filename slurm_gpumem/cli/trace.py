@@ -101,7 +101,6 @@ def _as_json(
         "request_mib": estimate.request_mib,
         "parts": dict(estimate.parts),
         "ranks": estimate.job.gpus,
-        "strategy": estimate.job.strategy,
         "gpu": estimate.gpu,
         "seconds": round(traced.seconds, 1),
         "facts": traced.facts,

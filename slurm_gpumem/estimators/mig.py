@@ -47,11 +47,6 @@ def profile_names(gpus: Optional[Sequence[str]] = None) -> Tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def profiles_of(gpu: str) -> Tuple[Profile, ...]:
-    """The profiles of one GPU, the smallest first."""
-    return tuple(sorted(_table().get(gpu, {}).values(), key=lambda profile: (profile.mib, profile.slices)))
-
-
 @lru_cache(maxsize=1)
 def _table() -> Dict[str, Dict[str, Profile]]:
     # A submission on a site without MIG asks for names only.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Callable, Iterator, Optional
 
-from slurm_gpumem.errors import SummaryError, UnknownNameError, UsageError
+from slurm_gpumem.errors import SummaryError, UnknownNameError
 from slurm_gpumem.estimators.coverage import with_coverage, within
 from slurm_gpumem.estimators.known.recognize import recognized, said_of, with_stored_trace
 from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
@@ -19,13 +19,14 @@ ESTIMATORS = {
     "corrected": "slurm_gpumem.estimators.corrected",
     "trace": "slurm_gpumem.estimators.traced",
     "structural": "slurm_gpumem.estimators.structural",
-    "horus": "slurm_gpumem.estimators.published.horus",
-    "horus-authors": "slurm_gpumem.estimators.published.horus_authors",
-    "faketensor": "slurm_gpumem.estimators.published.faketensor",
-    "deepspeed": "slurm_gpumem.estimators.published.deepspeed",
-    "gpumemnet": "slurm_gpumem.estimators.published.gpumemnet",
-    "gpumemnet-transformer": "slurm_gpumem.estimators.published.gpumemnet.transformer",
+    "horus": "slurm_gpumem.estimators.published.formulas:horus",
+    "horus-authors": "slurm_gpumem.estimators.published.formulas:horus_authors",
+    "faketensor": "slurm_gpumem.estimators.published.formulas:faketensor",
+    "deepspeed": "slurm_gpumem.estimators.published.formulas:deepspeed",
+    "gpumemnet": "slurm_gpumem.estimators.published.gpumemnet:perceptrons",
+    "gpumemnet-transformer": "slurm_gpumem.estimators.published.gpumemnet:transformer",
 }
+"""A module with a function `estimate`, or with the function that is named."""
 DEFAULT = "corrected"
 FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 """These answer only where the job has run before, and so stand in no comparison of estimators."""
@@ -120,18 +121,6 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def _refuse_untraced_strategy(job: TrainingJob) -> None:
-    """A text shows too little of a model to divide it; every rank of DDP has all of it."""
-    from slurm_gpumem.estimators.ranks.strategy import DEFAULT, parse_strategy
-
-    strategy = parse_strategy(job.strategy)
-    if strategy.name != DEFAULT:
-        raise UsageError(
-            f"strategy {strategy.name} needs a trace of the model, to divide it between {job.gpus} GPUs.\n"
-            "Make one: gpumem trace -o summary.json -- python train.py, or gpumem summarize train.py:build"
-        )
-
-
 def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     if summary.trace is None and name.split(SUFFIX)[0] in ("auto", TRACE):
         traced = with_stored_trace(summary, job)
@@ -146,12 +135,10 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
         return replace(found, unseen=unseen_code(summary)) if guess else found
     if name.endswith(SUFFIX):
         return adjusted(_run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
-    module = {**ESTIMATORS, **FROM_RUNS}.get(name)
-    if module is None:
+    module, _, function_name = {**ESTIMATORS, **FROM_RUNS}.get(name, "").partition(":")
+    if not module:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
-    if job.strategy and name != TRACE:
-        _refuse_untraced_strategy(job)
-    function: Estimator = importlib.import_module(module).estimate
+    function: Estimator = getattr(importlib.import_module(module), function_name or "estimate")
     if not has_layer(name):
         return function(summary, job, gpu)
     from slurm_gpumem.estimators.environment import Environment, environment_of, in_environment, widened
@@ -163,5 +150,9 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     found = widened(
         function(summary, job, here), here, usual, traced=name == TRACE, convolutions=convolutions
     )
+    if job.gpus > 1 and name != TRACE:
+        from slurm_gpumem.estimators.data_parallel import with_nccl
+
+        found = with_nccl(found)
     notes = not_simulated(job, here)
     return replace(found, warnings=(*found.warnings, *notes)) if notes else found

@@ -159,7 +159,7 @@ def variant(job: TrainingJob) -> str:
     """The rarer settings in one word, as the job's record holds it; "" where all are at their defaults."""
     usual = TrainingJob(batch_size=job.batch_size)
     words = [
-        f"{job.strategy.partition(',')[0] or 'ddp'}{job.gpus}" if job.gpus > 1 else "",
+        f"ddp{job.gpus}" if job.gpus > 1 else "",
         f"acc{job.grad_accumulation}" if job.grad_accumulation > 1 else "",
         "ckpt" if job.checkpointing else "",
         "nhwc" if job.channels_last else "",

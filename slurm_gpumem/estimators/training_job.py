@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.errors import NotEstimatedError, UsageError
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.training_names import NOT_MODELLED, PURE_FP16, plain_name
+from slurm_gpumem.training_names import NOT_MODELLED, PURE_FP16, plain_name, sharded, sharding
 
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.trace_types import Trace
@@ -38,6 +38,7 @@ class StatedTraining(NamedTuple):
     alloc_conf: Optional[str] = None
     cublas_workspace: Optional[str] = None
     strategy: Optional[str] = None
+    """How several GPUs divide the work: only data parallel training ("ddp") is estimated."""
 
 
 def training_job(
@@ -49,11 +50,12 @@ def training_job(
 ) -> TrainingJob:
     """The job to estimate for; UsageError when nothing states the batch size or a value is wrong.
 
-    `presets` count where neither somebody states a value nor a trace has it. Without a number of GPUs it has
-    as many as were traced.
+    NotEstimatedError for a strategy that shards the model. `presets` count where neither somebody states a
+    value nor a trace has it. Without a number of GPUs it has as many as were traced.
     """
     gpus = gpus or (summary.trace.job.ranks if summary.trace else 1)
-    values = {"batch_size": summary.batch, **_given(presets), **_traced(summary, gpus), **_given(stated)}
+    values = {"batch_size": summary.batch, **_given(presets), **_traced(summary), **_given(stated)}
+    refuse_sharded(values.pop("strategy", None))
     if values.get("batch_size") is None:
         raise UsageError(
             "no batch size: the summary does not state one.\n"
@@ -76,6 +78,13 @@ def training_job(
             "memory by hand (--gpu-mem 12G)."
         )
     return TrainingJob(gpus=gpus, **values)
+
+
+def refuse_sharded(strategy: Optional[str]) -> None:
+    """NotEstimatedError for a strategy under which no GPU holds the whole model."""
+    by = sharding(strategy or "ddp")
+    if by:
+        raise NotEstimatedError(sharded(by))
 
 
 def refuse_untraced(summary: ModelSummary, stated: StatedTraining) -> None:
@@ -131,7 +140,7 @@ def describe_job(job: TrainingJob, trace: Optional[Trace] = None) -> str:
     """The job in one line: "batch 128, Adam, fp32", and what it does out of the ordinary."""
     words = [f"batch {job.batch_size}", optimizer_title(job, trace), PRECISION_TITLES[job.precision]]
     if job.gpus > 1:
-        words.append(f"{job.gpus} GPUs{f' ({job.strategy})' if job.strategy else ''}")
+        words.append(f"{job.gpus} GPUs")
     if job.grad_accumulation > 1:
         words.append(f"{job.grad_accumulation} accumulated batches")
     if job.checkpointing:
@@ -145,7 +154,7 @@ def _given(stated: StatedTraining) -> Dict[str, Any]:
     return {key: value for key, value in stated._asdict().items() if value is not None}
 
 
-def _traced(summary: ModelSummary, gpus: int) -> Dict[str, Any]:
+def _traced(summary: ModelSummary) -> Dict[str, Any]:
     """How the traced steps were trained."""
     if summary.trace is None:
         return {}
@@ -157,7 +166,6 @@ def _traced(summary: ModelSummary, gpus: int) -> Dict[str, Any]:
         "checkpointing": traced.checkpointing,
         "channels_last": traced.channels_last,
         "torch": traced.torch,
-        "strategy": traced.strategy if gpus > 1 else "",
     }
     # A custom optimizer has no name here; its memory is in the trace anyway.
     if traced.optimizer in OPTIMIZERS:

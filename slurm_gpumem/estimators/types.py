@@ -34,9 +34,7 @@ class TrainingJob:
     optimizer: str = "adam"
     precision: str = "fp32"
     gpus: int = 1
-    """GPUs of the job, one process on each; the estimate is for the one that needs most."""
-    strategy: str = ""
-    """How several GPUs divide the work (estimators.ranks.strategy); "" for one GPU and for DDP."""
+    """GPUs of the job, one process on each, which train data parallel; the estimate is for one of them."""
     grad_accumulation: int = 1
     """Micro-batches per optimizer step; above 1 the gradients live through the forward passes."""
     checkpointing: bool = False
@@ -67,8 +65,6 @@ class TrainingJob:
         _one_of("loss", self.loss, LOSSES)
         _one_of("input dtype", self.input_dtype, INPUT_DTYPES)
         _one_of("module loading", self.module_loading, MODULE_LOADING)
-        if self.strategy:
-            _known_strategy(self.strategy, self.gpus)
         if self.torch and not re.match(r"\d+\.\d+", self.torch):
             raise UsageError(f"torch must be PyTorch's version, like 2.6 or 2.6.0+cu124, not {self.torch!r}")
 
@@ -104,14 +100,6 @@ def _at_least_one(what: str, value: int) -> None:
 def _yes_or_no(what: str, value: bool) -> None:
     if not isinstance(value, bool):
         raise UsageError(f"{what} must be True or False, not {value!r}")
-
-
-def _known_strategy(text: str, gpus: int) -> None:
-    from slurm_gpumem.estimators.ranks.strategy import parse_strategy
-
-    strategy = parse_strategy(text)
-    if gpus == 1:
-        raise UsageError(f"strategy {strategy.name} is for several GPUs, and the job has one (--gpus)")
 
 
 def _one_of(what: str, value: str, known: Tuple[str, ...]) -> None:

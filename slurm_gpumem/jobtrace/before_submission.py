@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.errors import TargetError, UsageError
+from slurm_gpumem.errors import NotEstimatedError, TargetError, UsageError
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.jobtrace import cache
 from slurm_gpumem.jobtrace.batch_script import Progress, ScriptRun, script_run, trace_script
@@ -21,6 +21,7 @@ from slurm_gpumem.submission.asked import Asked, read_asked
 from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.reach import find_reach
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.sharded_jobs import why_not_estimated
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import count
@@ -74,6 +75,9 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
         raise UsageError("this site traces no scripts (trace.where in gpumem.toml); use --model or --gpu-mem")
     if asked.words.program == SALLOC and not asked.command:
         raise UsageError("salloc without a command has nothing to trace: use --model or --gpu-mem")
+    unknown = why_not_estimated(asked)
+    if unknown:
+        return AfterTrace(asked._replace(trace=False, not_estimated=unknown))
     untraced = why_not_traced(asked)
     if untraced:
         return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {untraced}"))
@@ -99,6 +103,8 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
             return AfterTrace(whole, None, (), deferred_trace(asked, data, len(runs)), plan)
     try:
         trace, notes = largest_trace(asked, gpu, progress)
+    except NotEstimatedError as error:
+        return AfterTrace(asked._replace(trace=False, not_estimated=error.why))
     except TargetError as error:
         return _instead(asked, error)
     return AfterTrace(with_summary(asked, trace), trace, (*notes, *_of_ranks(trace)))

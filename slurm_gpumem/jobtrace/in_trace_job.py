@@ -54,6 +54,8 @@ def _trace_and_change(told: Dict[str, Any], own_id: str) -> None:
     after = with_trace(asked, lambda state, seconds: None, here=True)
     for note in after.notes:
         say(f"note: {note}")
+    if after.asked.not_estimated:
+        return  # it keeps the whole GPU that it has
     plan = decide(after.asked)
     fields = _fields(plan, build_call(plan), request)
     if not fields:

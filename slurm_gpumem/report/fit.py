@@ -20,7 +20,7 @@ def fit_lines(found: BatchLimits, shard_mib: int, style: Style) -> List[str]:
     """What is printed."""
     job = found.job
     words = [optimizer_title(job, found.summary.trace), PRECISION_TITLES[job.precision]]
-    words += [f"{job.gpus} GPUs{f' ({job.strategy})' if job.strategy else ''}"] if job.gpus > 1 else []
+    words += [f"{job.gpus} GPUs"] if job.gpus > 1 else []
     words += ["checkpointing"] if job.checkpointing else []
     words += ["channels_last"] if job.channels_last else []
     lines = [f"{describe_model(found.summary)}, {', '.join(words)}"]

@@ -47,12 +47,9 @@ def rank_notes(summary: ModelSummary, traced: Any) -> List[str]:
         return []
     if job.ranks < traced.ranks:
         return [f"it works with {traced.ranks} processes or GPUs, each of which needs at most this much"]
-    one = f"rank 0 of {job.ranks} was traced; nothing was sent between ranks"
-    if not job.strategy:
-        return [f"{one}. Nothing was seen that divides the model: every GPU holds all of it"]
-    if job.strategy == "ddp":
-        return [f"{one}. DDP: every GPU holds the whole model"]
-    return [f"{one}. It uses {job.strategy}: what each GPU holds is computed from that, not measured"]
+    return [
+        f"rank 0 of {job.ranks} was traced; nothing was sent between ranks. Every GPU holds the whole model"
+    ]
 
 
 def _peak_text(estimate: Estimate, shard_mib: int) -> str:

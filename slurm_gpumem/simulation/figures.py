@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from math import isnan
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 from slurm_gpumem.simulation.engine import Outcome
-from slurm_gpumem.simulation.types import SimJob
 
 _HOUR = 3600.0
 
@@ -115,8 +114,8 @@ class Waits(NamedTuple):
     """Mean of jobs on one GPU; 1 where there are none."""
 
 
-def waits_of(outcomes: Sequence[Outcome], alone_s: Callable[[SimJob], float]) -> Waits:
-    """The same over several clusters; `alone_s` is what a job takes on a whole GPU to itself."""
+def waits_of(outcomes: Sequence[Outcome]) -> Waits:
+    """The same over several clusters."""
     waiting: List[float] = []
     completion: List[float] = []
     slowdowns: List[float] = []
@@ -127,7 +126,7 @@ def waits_of(outcomes: Sequence[Outcome], alone_s: Callable[[SimJob], float]) ->
             waiting.append((start - job.arrival) / _HOUR)
             completion.append((end - job.arrival) / _HOUR)
             if job.gpus == 1:
-                slowdowns.append((end - start) / alone_s(job))
+                slowdowns.append((end - start) / job.work)
     waiting.sort()
     slowdown = _mean(slowdowns) if slowdowns else 1.0
     return Waits(_mean(waiting), percentile(waiting, 0.95), _mean(completion), slowdown)

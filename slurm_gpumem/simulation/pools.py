@@ -20,7 +20,6 @@ class Pool(NamedTuple):
 
     fleet: Fleet
     jobs: Tuple[PastJob, ...]
-    partitions: Tuple[str, ...]
     gpu_type: Optional[str]
     """As Slurm has it; None where the site gave none."""
     counted: bool
@@ -74,13 +73,12 @@ def _pool(
     known: Sequence[GpuNodes],
     gpu_mib: Optional[int],
 ) -> Pool:
-    counted = Counter(job.partition for job in jobs)
-    partitions = tuple(name for name, _ in counted.most_common())
+    partitions = {job.partition for job in jobs}
     gpu_type = kind_of[(jobs[0].nodes or ("",))[0]]
     groups = [
         group
         for group in known
-        if set(group.partitions) & set(partitions) and gpu_type in (None, group.gpu_type) and group.gpus
+        if partitions & set(group.partitions) and gpu_type in (None, group.gpu_type) and group.gpus
     ]
     most = _most_at_a_time(jobs)
     per_node = max(group.gpus for group in groups) if groups else max(most.values())
@@ -98,7 +96,7 @@ def _pool(
         max_watts=max_watts(gpu.entry or gpu.name),
     )
     known_gpu = bool(gpu.entry) or gpu_mib is not None
-    return Pool(fleet, tuple(jobs), partitions, gpu_type, bool(groups), known_gpu)
+    return Pool(fleet, tuple(jobs), gpu_type, bool(groups), known_gpu)
 
 
 def _most_at_a_time(jobs: Sequence[PastJob]) -> Dict[str, int]:

@@ -102,7 +102,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[Tuple[int, Mapping[str, Any]]]:
     if missing:
         raise UsageError(
             f"{path}: line {first_number}: the header has no column {', '.join(missing)}.\n"
-            "gpumem simulate --help names the formats that it reads."
+            "gpumem docs simulate lists the columns."
         )
     for number, line in numbered:
         cells = next(csv.reader([line]))

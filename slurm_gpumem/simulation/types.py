@@ -6,7 +6,8 @@ from typing import Mapping, NamedTuple, Tuple
 
 from slurm_gpumem.utilization.interference import JobLoad
 
-MODES = ("mps", "mps-shared", "timeslice", "mig", "exclusive")
+MIG = "mig"
+MODES = ("mps", "mps-shared", "timeslice", MIG, "exclusive")
 """How jobs on one GPU run: "mps" has a server for each user (two users' servers take turns), "mps-shared" one
 server for all, "timeslice" none, "mig" instances that do not feel each other, "exclusive" one job only."""
 WHOLE = 0
@@ -55,13 +56,11 @@ class Fleet(NamedTuple):
     """That its kind of GPU may draw."""
     power_limit: float = 0.0
     """Watts that this site or machine lets each GPU draw; 0: as many as its kind may."""
-    missing: int = 0
-    """GPUs that the last node has fewer than the others."""
 
     @property
     def gpus(self) -> int:
         """Number of GPUs."""
-        return self.nodes * self.gpus_per_node - self.missing
+        return self.nodes * self.gpus_per_node
 
 
 class Policy(NamedTuple):

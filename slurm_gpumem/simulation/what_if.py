@@ -187,7 +187,7 @@ def _play(pool: Pool, prior: Prior, records: Mapping[str, GpuUse], sharing: Shar
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Totals:
-    times = waits_of(outcomes, lambda job: job.work)
+    times = waits_of(outcomes)
     return Totals(
         gpu_hours=sum(outcome.sums.busy_seconds for outcome in outcomes) / _HOUR,
         waiting_h=times.waiting_h,

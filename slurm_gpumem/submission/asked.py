@@ -55,6 +55,8 @@ class Asked(NamedTuple):
     """Whether nothing is said of its memory, so that what earlier runs of the script measured decides."""
     trace: bool = False
     """Whether its script is to be traced before anything is decided."""
+    not_estimated: str = ""
+    """Why its peak is not estimated, as a trace found; then it keeps whole GPUs."""
     goes_unchanged: str = ""
     """Why the job goes to sbatch as it is; empty when its share of a GPU is to be decided."""
 

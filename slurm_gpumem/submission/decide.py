@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.config.load import SharingPolicy
-from slurm_gpumem.errors import DoesNotFitError, SlurmError, UsageError
+from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, SlurmError, UsageError, not_estimated
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.submission.asked import Asked, Workload, read_workload
 from slurm_gpumem.submission.host import HostShare, host_share, names_cpus
@@ -92,7 +92,15 @@ def decide(asked: Asked) -> Plan:
         return Plan(asked, kept_because=asked.goes_unchanged)
     if asked.learns:
         return _by_earlier_runs(asked)
-    workload = read_workload(asked)
+    from slurm_gpumem.submission.sharded_jobs import why_not_estimated
+
+    unknown = why_not_estimated(asked)
+    if unknown:
+        return _kept_whole(asked, unknown)
+    try:
+        workload = read_workload(asked)
+    except NotEstimatedError as error:
+        return _kept_whole(asked, error.why)
     if asked.gpus.gpus > 1:
         from slurm_gpumem.submission.launcher import refuse_more_ranks_than_gpus
 
@@ -107,6 +115,15 @@ def decide(asked: Asked) -> Plan:
         return Plan(asked, workload, kept_because=reach.empty, warnings=reach.warnings)
     needs = estimate_needs(asked, workload, reach)
     return _with_remarks(choose_request(asked, workload, reach, needs))
+
+
+def _kept_whole(asked: Asked, why: str) -> Plan:
+    """A job whose peak is not estimated: its own GPU options, or one whole GPU where it has none."""
+    reason = not_estimated(why)
+    if asked.gpus.gpus or asked.gpus.shared_gres or asked.observed:
+        return Plan(asked, kept_because=reason)
+    gpu_type = asked.gpus.gpu_type
+    return Plan(asked, request=GpuRequest(gres_word("gpu", gpu_type, 1), 0, 0, gpu_type, True, reason))
 
 
 def _without_answer(asked: Asked, workload: Workload, error: SlurmError) -> Plan:

@@ -29,6 +29,10 @@ _PREFETCHES = (
 )
 """Loaders that copy the next batch to the GPU while the step runs: Apex's data_prefetcher and what is written
 after it, timm's create_loader (use_prefetcher is its default), DALI's pipelines."""
+_SHARDS = (
+    r"(?m)^[^#\n]*\b(FullyShardedDataParallel|fully_shard|parallelize_module|PipelineStage|"
+    r"ZeroRedundancyOptimizer|deepspeed\.initialize)\b"
+)
 _SETS_VARIABLE = (
     r"""(?m)^[^#\n]*\benviron(?:\[|\.setdefault\()\s*["']("""
     + "|".join(VARIABLES)
@@ -109,6 +113,12 @@ def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, 
             found.append(
                 f"{name} uses {prefetches['name'] or prefetches['dali']}: such loaders hold about one batch "
                 "more on the GPU than a text counts; gpusbatch --trace counts it"
+            )
+        shards = re.search(_SHARDS, text)
+        if shards:
+            found.append(
+                f"{name} uses {shards[1]}: where it shards its model, this estimate is not that of any GPU; "
+                f"{asked.settings.spelled('strategy')} fsdp keeps whole GPUs"
             )
         variable = re.search(_SETS_VARIABLE, text)
         if variable:

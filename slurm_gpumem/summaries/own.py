@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar, Union
 
-from slurm_gpumem.errors import SummaryError
+from slurm_gpumem.errors import NotEstimatedError, SummaryError
 from slurm_gpumem.named_files import save
 from slurm_gpumem.summaries.trace_types import (
     CALL_TYPES,
@@ -33,6 +33,7 @@ from slurm_gpumem.summaries.trace_types import (
     TracedJob,
 )
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shape
+from slurm_gpumem.training_names import sharded
 
 FORMAT = "gpumem-summary/1"
 _AGAIN = "write it again with `gpumem summarize`"
@@ -300,11 +301,17 @@ def _convolution(values: Any) -> Convolution:
 
 
 def _job(values: Any) -> TracedJob:
+    if isinstance(values, dict) and "strategy" in values:
+        # Earlier versions traced a model that its script shards as a whole one, and noted how.
+        values = dict(values)
+        strategy = _text(values.pop("strategy"), "strategy")
+        if strategy not in ("", "ddp"):
+            raise NotEstimatedError(sharded(strategy.partition(",")[0][:20]))
     read = _fields(TracedJob, values)
     for name in ("batch", "grad_accumulation", "ranks"):
         if _whole(read.get(name, 1), name) < 1:
             raise _Wrong(f"{name} is {read[name]}")
-    for name in ("optimizer", "precision", "loss", "torch", "strategy"):
+    for name in ("optimizer", "precision", "loss", "torch"):
         _text(read.get(name, ""), name)
     return TracedJob(**read)
 

@@ -42,6 +42,8 @@ PARAMETER = "parameter"
 BUCKET = "ddp::bucket"
 """... of a buffer through which DDP reduces gradients."""
 _FIRST_BUCKET = 1 << 20
+BUCKET_CAP = 25 << 20
+"""Bytes at which a bucket is closed, unless a script says otherwise (bucket_cap_mb)."""
 NCCL = "nccl"
 """... of what NCCL takes outside of PyTorch's allocator. On an H200, PyTorch 2.11, a group of one process:"""
 NCCL_FIRST_GROUP, NCCL_FURTHER_GROUP = 558 << 20, 388 << 20
@@ -166,9 +168,7 @@ class TracedJob:
     torch: str = ""
     """Version that traced."""
     ranks: int = 1
-    """Processes that train together, one of which was traced ..."""
-    strategy: str = ""
-    """... and how they divide the model, as the script says it (estimators.ranks.strategy)."""
+    """Processes that train together, one of which was traced."""
 
 
 @dataclass(frozen=True)

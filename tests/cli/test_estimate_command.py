@@ -35,6 +35,12 @@ def test_the_answer_is_one_line() -> None:
     assert done.stderr == ""
 
 
+def test_a_model_that_is_sharded_over_gpus_gets_an_answer_and_no_number() -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--gpus", "4", "--strategy", "fsdp")
+    said = "it shards its model over GPUs (FSDP): its peak is not estimated; it keeps whole GPUs"
+    assert (done.returncode, done.stdout, " ".join(done.stderr.split())) == (1, "", f"gpumem: {said}")
+
+
 def test_a_request_reads_as_what_is_enough() -> None:
     assert [format_at_least(mib) for mib in (500, 1024, 16384, 16385)] == [
         "500 MiB", "1.0 GiB", "16.0 GiB", "16.1 GiB",

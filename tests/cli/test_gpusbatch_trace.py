@@ -487,14 +487,14 @@ def test_a_trace_job_that_is_killed_lets_the_real_job_go(desk: TraceDesk) -> Non
 
 RANKS = """
 import os, sys, torch, torch.nn as nn, torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 world = int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_NTASKS"])
 dist.init_process_group("nccl", rank=int(os.environ["SLURM_PROCID"]), world_size=world)
 assert torch.cuda.device_count() == int(os.environ["SLURM_GPUS_ON_NODE"])
 model = nn.Sequential(*[nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(8)])
-for block in model:
-    fully_shard(block)
-fully_shard(model)
+if "--fsdp2" in sys.argv:
+    from torch.distributed.fsdp import fully_shard
+    model = fully_shard(model)
+model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[0])
 optimizer = torch.optim.Adam(model.parameters())
 for step in range(6):
     loss = model(torch.randn(8, 4096, device="cuda")).pow(2).mean()
@@ -508,9 +508,21 @@ def test_a_job_of_several_ranks_gets_a_verdict_and_keeps_its_whole_gpus(desk: Tr
     done = desk.call("--trace", "--hold", "job.sh")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stderr.split())
-    assert "2 GPUs (fsdp,wrap=Sequential)" in said
     assert "it asks for 2 GPUs (--gres); each needs" in said
     assert desk.shown(done.stdout.split()[-1])["TresPerNode"].endswith("gpu:2")
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_job_that_is_seen_to_shard_its_model_is_submitted_with_its_whole_gpus(
+    desk: TraceDesk, gpus: int
+) -> None:
+    desk.write("train.py", RANKS)
+    desk.job(f"srun -n {gpus} $PYTHON train.py --fsdp2", f"#!/bin/bash\n#SBATCH --gres=gpu:{gpus} -N 1\n")
+    done = desk.call("--trace", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "it shards its model over GPUs (FSDP): its peak is not estimated; it keeps whole GPUs" in said
+    assert desk.shown(done.stdout.split()[-1])["TresPerNode"].endswith(f"gpu:{gpus}")
 
 
 @pytest.mark.parametrize(

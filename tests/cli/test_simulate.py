@@ -48,8 +48,9 @@ def test_every_policy_estimator_and_mode_can_be_combined(
     assert main([*argv, "--mode", "mps,timeslice,mig", "--seeds", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["policy"] for row in found["rows"]} == set(POLICIES)
-    shared = sum(not policy.whole for policy in POLICIES.values())
-    assert len(found["rows"]) == shared * 4 * 3 + 2
+    shared = [policy for policy in POLICIES.values() if not policy.whole]
+    instances = sum(policy.granted for policy in shared)
+    assert len(found["rows"]) == len(shared) * 4 * 2 + instances * 4 + 2
     assert all(len(row["runs"]) == 2 and row["runs"][0]["ended"] == 12 for row in found["rows"])
 
 

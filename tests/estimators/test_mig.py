@@ -11,7 +11,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table
-from slurm_gpumem.estimators.mig import profiles_of
+from slurm_gpumem.estimators.mig import profile_names, profiles
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.summaries.reader import read_summary
@@ -93,7 +93,7 @@ def test_an_estimate_on_an_instance_says_that_nobody_measured_there(tmp_path: Pa
 def test_what_is_assumed_of_unlisted_profiles_holds_for_every_listed_one() -> None:
     whole = gpu_table(NOWHERE)
     for gpu, fields in load_toml(data_path("models", "mig.toml")).items():
-        for profile in profiles_of(gpu):
+        for (profile,) in (profiles(name, [gpu]) for name in profile_names([gpu])):
             by_name = int(profile.name.split(".")[1][:-2]) * 10**9 * 0.94 / 2**20
             eighths = (whole[gpu].sms or 0) // (8 if profile.most_slices == 7 else 4) * profile.slices
             assert profile.mib <= whole[gpu].memory_mib, profile

@@ -10,7 +10,6 @@ import pytest
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.published.counting import elements
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.reader import read_summary
@@ -33,8 +32,12 @@ SUMMARY = ModelSummary(
 GPU = find_gpu("h200")
 
 
+def _parts_of(summary: ModelSummary, name: str, job: TrainingJob) -> dict[str, int]:
+    return {part: size for part, size in registry.run(name, summary, job, GPU).parts.items() if size}
+
+
 def _parts(name: str, job: TrainingJob) -> dict[str, int]:
-    return {part: size for part, size in registry.run(name, SUMMARY, job, GPU).parts.items() if size}
+    return _parts_of(SUMMARY, name, job)
 
 
 def test_faketensor_is_the_live_tensors_and_nothing_outside_them() -> None:
@@ -69,13 +72,22 @@ def test_an_unknown_estimator_gets_the_nearest_name() -> None:
         registry.run("horuss", SUMMARY, TrainingJob(1), GPU)
 
 
-def test_activations_are_rescaled_from_the_batch_of_the_summary() -> None:
-    assert elements((-1, 3, 5), None, 7) == 7 * 15
-    assert elements((4, 3, 5), 4, 8) == 8 * 15
-    # A tensor without a batch (position ids) keeps its size.
-    assert elements((1, 15), 4, 8) == 15
-    # Tokens of all samples flattened into one dimension still grow with the batch.
-    assert elements((4 * 16, 5), 4, 8) == 8 * 16 * 5
+@pytest.mark.parametrize(
+    ("shape", "batch", "numbers"),
+    [
+        ((-1, 3, 5), None, 8 * 15),
+        ((4, 3, 5), 4, 8 * 15),
+        # A tensor without a batch (position ids) keeps its size.
+        ((1, 15), 4, 15),
+        # Tokens of all samples flattened into one dimension still grow with the batch.
+        ((4 * 16, 5), 4, 8 * 16 * 5),
+    ],
+)
+def test_activations_are_rescaled_from_the_batch_of_the_summary(
+    shape: tuple[int, ...], batch: int | None, numbers: int
+) -> None:
+    summary = replace(SUMMARY, layers=(Layer("Linear", outputs=((*shape, M),)),), batch=batch)
+    assert _parts_of(summary, "horus", TrainingJob(8))["activations"] == 4 * numbers
 
 
 def test_frozen_parameters_have_no_gradients_and_no_states() -> None:

@@ -19,7 +19,7 @@ from lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.estimators import remembered
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
-from slurm_gpumem.estimators.mig import profiles_of
+from slurm_gpumem.estimators.mig import profile_names, profiles
 from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.width import packaged as widths
@@ -38,7 +38,8 @@ GPUS = tuple(LEAST)
 
 def kinds_of(gpu: str) -> List[GpuKind]:
     """Every profile of a GPU that is a part of it, and whole ones large enough for all runs."""
-    parts = [profile for profile in profiles_of(gpu) if profile.slices < profile.most_slices]
+    found = [profile for name in profile_names([gpu]) for profile in profiles(name, [gpu])]
+    parts = [profile for profile in found if profile.slices < profile.most_slices]
     made = [closest_gpu(f"{gpu}_{profile.name}", None) for profile in parts]
     return [
         GpuKind(one.name, 0, one.usable_mib, 7, 4.0, 1, 9_000, profile=one.profile, sms=one.sms or 0)

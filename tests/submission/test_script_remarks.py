@@ -158,6 +158,24 @@ def test_a_loader_that_prefetches_to_the_gpu_is_remarked_for_a_text(
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as FSDP", "FullyShardedDataParallel"),
+        ("fully_shard(model)", "fully_shard"),
+        ("engine, *_ = deepspeed.initialize(model=model)", "deepspeed.initialize"),
+        ("# fully_shard(model)", ""),
+    ],
+)
+def test_a_file_that_may_shard_its_model_is_remarked_for_a_text(tmp_path: Path, line: str, name: str) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(f"import torch\n{line}\n")
+    remarks = source_remarks(asked(f"python {train}"), ModelSummary("torchinfo", (Layer("Linear"),)))
+    assert [f"{train} uses {name}: where it shards its model" in remark for remark in remarks] == (
+        [True] if name else []
+    )
+
+
 def test_a_file_that_sets_cudnn_benchmark_is_remarked_for_a_text_of_convolutions(tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text("import torch\ntorch.backends.cudnn.benchmark = True\n")

@@ -58,7 +58,7 @@ def _trace_for(known: KnownModel, job: TrainingJob) -> Optional[Trace]:
     """The model's trace for a job; None for a training that changes more than is stored."""
     plain = TrainingJob(1, optimizer=job.optimizer, precision=job.precision)
     # Batch size, GPUs and environment are no part of a trace.
-    same = replace(job, batch_size=1, gpus=1, strategy="", torch="", module_loading=plain.module_loading)
+    same = replace(job, batch_size=1, gpus=1, torch="", module_loading=plain.module_loading)
     return _trace(known.key, known.size, plain) if same == plain else None
 
 

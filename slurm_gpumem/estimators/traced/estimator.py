@@ -39,8 +39,6 @@ _PART_OF = {
 }
 _MARGIN = 0.1
 """Asked for beyond the peak where no bound was learned."""
-_HELD_BACK = 1.1
-"""FSDP1 reserved up to 9 % more than was computed in six runs on an H200 (lab.ranks.measure)."""
 DOUBTED_SCALE = (1.5, 1.5, 1.5)
 """By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
 again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
@@ -58,26 +56,11 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     trace, warnings = in_version(trace, job.torch)
     if job.gpus == 1:
         return estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
-    from slurm_gpumem.estimators.ranks import rank_trace
+    from slurm_gpumem.estimators.data_parallel import rank_trace
 
-    trace, assumed = rank_trace(trace, summary.layers, job.strategy, job.gpus)
+    trace, assumed = rank_trace(trace, job.gpus)
     found = estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
-    if job.strategy.startswith("fsdp1"):
-        found = _held_back(found)
     return replace(found, assumptions=(*assumed, *found.assumptions))
-
-
-def _held_back(found: Estimate) -> Estimate:
-    """FSDP1 gives memory back only when the GPU has come to that point, which depends on timing."""
-    return replace(
-        found,
-        request_mib=round(found.request_mib * _HELD_BACK),
-        requests=tuple(round(at * _HELD_BACK) for at in found.requests),
-        assumptions=(
-            "FSDP1 holds memory back until the GPU has used it: the request is 10 % wider",
-            *found.assumptions,
-        ),
-    )
 
 
 def estimate_trace(

@@ -22,7 +22,6 @@ from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.child.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
 from slurm_gpumem.tracing.script import replaced, streams
-from slurm_gpumem.tracing.script.division import Division
 from slurm_gpumem.tracing.script.forward import Onward
 from slurm_gpumem.tracing.script.generation import Generation
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
@@ -71,7 +70,8 @@ class Tracer:
         self._claimed = False
         self._failure = self._onward_failure = ""
         self._exit_code: Any = None
-        self.division = Division()
+        self.ranks = 1
+        """Processes that train together, of which this is the first."""
         self.world = CudaWorld()
         autocast = _kept.enter_context(autocast_on_meta())
         self.places = ScriptPlaces(self._called)
@@ -121,13 +121,18 @@ class Tracer:
 
     def asked_ranks(self, ranks: int) -> None:
         """The script is to train with other processes, which are not there."""
-        self.division.ranks = max(self.division.ranks, ranks)
+        self.ranks = max(self.ranks, ranks)
         if ranks > 1:
             self._report.say(ranks=ranks)
 
     def used_gpus(self, gpus: int) -> None:
         """One process works on several GPUs."""
         self._report.say(ranks=gpus)
+
+    def not_estimated(self, why: str) -> None:
+        """What the script does next is nothing that a trace of one process shows: end here."""
+        self._report.say(not_estimated=why)
+        _wait_for_the_end()
 
     def finish(self) -> None:
         """Enough was seen: write the summary and wait for the end, so that nothing after it runs."""

@@ -73,15 +73,6 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def not_divided(label: str, ranks: int, why: str) -> str:
-    """Of a script whose ranks' parts cannot be computed from a trace of one."""
-    return (
-        f"{label}: {why}; what each of its {ranks} ranks holds cannot be computed from a trace of one.\n"
-        "Trace the model as one process and name the strategy that is nearest: gpumem estimate --gpus "
-        f"{ranks} --strategy fsdp (gpumem docs several-gpus)."
-    )
-
-
 def inference_notes(facts: Dict[str, Any]) -> List[str]:
     """What a user should know of a trace without training; nothing of other traces."""
     if facts.get("kind") != INFERENCE:

@@ -1,4 +1,4 @@
-"""Wrappers around a model for several GPUs: each is the model itself, and says how it would be divided."""
+"""Wrappers around a model for data parallel training on several GPUs: each is the model itself."""
 
 from __future__ import annotations
 
@@ -10,18 +10,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.summaries.trace_types import BUCKET, ddp_buckets
-from slurm_gpumem.tracing.script import (
-    deepspeed_engine,
-    fully_sharded,
-    launchers,
-    process_group,
-    tensor_parallel,
-)
+from slurm_gpumem.summaries.trace_types import BUCKET, BUCKET_CAP, ddp_buckets
+from slurm_gpumem.tracing.script import launchers, process_group
 from slurm_gpumem.tracing.script.process_group import Nccl
 from slurm_gpumem.tracing.script.world import Nothing
 
-_BUCKET_CAP_MB = 25
 _REBUILT_IN = 2
 """The pass that makes DDP's one first bucket into several."""
 
@@ -43,9 +36,6 @@ def install(tracer: Any) -> None:
     module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
 
     DistributedDataParallel.tracer = DataParallel.tracer = tracer
-    fully_sharded.install(tracer)
-    tensor_parallel.install(tracer)
-    deepspeed_engine.install(tracer)
 
 
 class DistributedDataParallel(nn.Module):
@@ -56,7 +46,6 @@ class DistributedDataParallel(nn.Module):
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.module = module
-        self.tracer.division.whole("ddp")
         self.reducer = Nothing()
         self.device_ids = kwargs.get("device_ids")
         self.static_graph = bool(kwargs.get("static_graph"))
@@ -65,7 +54,8 @@ class DistributedDataParallel(nn.Module):
         Nccl.at_work()  # it compares its parameters with the other processes'
         self._buckets: List[torch.Tensor] = []
         self._passes = 0
-        self._cap = int((kwargs.get("bucket_cap_mb") or _BUCKET_CAP_MB) * (1 << 20))
+        cap_mb = kwargs.get("bucket_cap_mb")
+        self._cap = int(cap_mb * (1 << 20)) if cap_mb else BUCKET_CAP
         trained = [p for p in module.parameters() if p.requires_grad]
         self._sizes = [p.numel() * p.element_size() for p in trained]
         if kwargs.get("gradient_as_bucket_view"):

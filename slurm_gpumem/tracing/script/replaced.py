@@ -18,9 +18,9 @@ from slurm_gpumem.tracing.script import (
     epochs,
     flash_package,
     longest,
-    offload,
     parallel,
     quantized,
+    sharded_models,
     triton_kernels,
 )
 from slurm_gpumem.tracing.script.imports import AfterImport
@@ -46,7 +46,7 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     parallel.install(tracer)
-    for package in (epochs, flash_package, longest, offload, quantized, triton_kernels):
+    for package in (epochs, flash_package, longest, quantized, sharded_models, triton_kernels):
         package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 

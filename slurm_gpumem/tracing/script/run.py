@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import package_folder
-from slurm_gpumem.errors import TargetError
+from slurm_gpumem.errors import NotEstimatedError, TargetError
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.hints import ENDLESS
-from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, not_divided
+from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read, inference_file
 
 _HERE = Path(__file__).resolve().parent
@@ -103,6 +103,8 @@ class State:
     stopped: str = ""
     output: str = ""
     ranks: int = 1
+    not_estimated: str = ""
+    """Why the rest of the run would tell nothing of its peak."""
 
 
 def trace_command(
@@ -117,7 +119,10 @@ def trace_command(
     name: str = "",
     advice: Advice = Advice(),  # noqa: B008 - frozen
 ) -> TracedScript:
-    """Trace the command, which messages call `name`; TargetError says what went wrong."""
+    """Trace the command, which messages call `name`; TargetError says what went wrong.
+
+    NotEstimatedError for one that shards its model: what a rank holds is not in a trace of one process.
+    """
     started = time.monotonic()
     asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress)
     state, traced = _once(asked, truth=True)
@@ -125,9 +130,8 @@ def trace_command(
         # A value that nobody knows was taken to be true, and the script did not like it.
         again, traced = _once(asked, truth=False)
         state = again if traced is not None else state
-    undivided = str((state.done or {}).get("undivided", ""))
-    if traced is not None and undivided:
-        raise TargetError(not_divided(name or shlex.join(command), state.ranks, undivided))
+    if state.not_estimated:
+        raise NotEstimatedError(state.not_estimated, name or shlex.join(command))
     if traced is None:
         raise TargetError(explain(name or shlex.join(command), state, limits.seconds, advice))
     return replace(
@@ -224,7 +228,7 @@ def _watch(
         state.exit_code = child.poll()
         for message in messages.new():
             _take(message, state)
-        if state.done is not None or state.exit_code is not None:
+        if state.done is not None or state.not_estimated or state.exit_code is not None:
             return
         now = time.monotonic()
         progress(state, now - started)
@@ -259,6 +263,8 @@ def _take(message: Dict[str, Any], state: State) -> None:
         state.finishing = True
     if "note" in message:
         state.notes.append(str(message["note"]))
+    if "not_estimated" in message:
+        state.not_estimated = str(message["not_estimated"])
     if "models" in message:
         state.models += [str(name) for name in message["models"]]
     if "failed" in message and not state.done:

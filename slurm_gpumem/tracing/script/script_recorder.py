@@ -112,17 +112,6 @@ class ScriptRecorder(Recorder):
                     self.skip(tensor)
         return result
 
-    def leave(self, tensor: Tensor) -> None:
-        """This tensor is no longer on the GPU, though it stands where one was."""
-        if tensor.device.type != self._device:
-            return
-        key = tensor.untyped_storage()._cdata
-        number, reference = self._live.get(key, (-1, None))
-        if number >= 0:
-            self.events.append(~number)
-            self.live_bytes -= self.blocks[number].nbytes
-            self._live[key] = (-1, reference)
-
     # -- Cycles ----------------------------------------------------------------------------------
 
     def end_cycle(self) -> bool:

@@ -58,8 +58,6 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "guessed": recorder.guess.used,
         "ended": tracer.came_to_its_end,
     }
-    if tracer.division.several and tracer.division.why_not:
-        facts["undivided"] = tracer.division.why_not
     if not steps.counts:
         facts.update(tracer.inference.facts())
     return summary, facts
@@ -151,8 +149,7 @@ def _job(tracer: Any, root: Any) -> TracedJob:
         evaluate="evaluate" in steps.phases_seen,
         loss="script",
         torch=str(torch.__version__),
-        ranks=tracer.division.ranks,
-        strategy=tracer.division.text,
+        ranks=tracer.ranks,
     )
 
 

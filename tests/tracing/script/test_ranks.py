@@ -1,10 +1,8 @@
-"""Scripts that start several ranks: rank 0 is traced, and what each holds equals what real ranks hold."""
+"""Scripts that start several ranks: rank 0 is traced; those that shard their model are not estimated."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,20 +10,20 @@ from typing import Dict, Iterator
 
 import pytest
 
-from slurm_gpumem.errors import TargetError
-from slurm_gpumem.estimators.ranks.strategy import parse_strategy
+from slurm_gpumem.errors import NotEstimatedError
+from slurm_gpumem.estimators.data_parallel import rank_trace
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.summaries.trace_types import BUCKET
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
-from tests.estimators.ranks.rank_figures import of_rank
+from tests.estimators.rank_figures import figures
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 
 pytestmark = needs_torch
 
 MODEL = """
-import functools, json, os, sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch import nn
 class Block(nn.Module):
     def __init__(self, width):
@@ -55,40 +53,6 @@ def train(model, optimizer=None):
         loss.backward(); optimizer.step()
     return optimizer
 """
-SHARDED = """
-from torch.distributed.fsdp import (FullyShardedDataParallel as FSDP, MixedPrecision, MixedPrecisionPolicy,
-                                    ShardingStrategy, fully_shard)
-from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-dist.init_process_group("nccl" if gpu else "gloo")
-blocks = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block})
-types = dict(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-if kind.startswith("fsdp1"):
-    more = dict(mixed_precision=MixedPrecision(**types)) if kind == "fsdp1-half" else {}
-    model = FSDP(model, auto_wrap_policy=blocks, device_id=device, **more)
-elif kind == "grad-op":
-    model = FSDP(model.to(device), sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, device_id=device)
-else:
-    more = dict(mp_policy=MixedPrecisionPolicy(**types)) if kind == "fsdp2-half" else {}
-    for block in model.blocks:
-        fully_shard(block, **more)
-    fully_shard(model, **more).set_requires_gradient_sync(True)
-optimizer = train(model)
-def held(tensors):
-    whole = [getattr(one, "to_local", lambda: one)() for one in tensors if one is not None]
-    return sum(one.numel() * one.element_size() for one in whole)
-parameters = list(model.parameters())
-states = [one for state in optimizer.state.values() for one in state.values() if one.dim()]
-found = [held(parameters), held(one.grad for one in parameters), held(states)]
-if dist.get_rank() == 0:
-    open(sys.argv[2], "w").write(json.dumps(found))
-"""
-KINDS = {
-    "fsdp1": "fsdp1,wrap=Block",
-    "fsdp1-half": "fsdp1,mixed=yes,reduce=fp32,wrap=Block",
-    "grad-op": "fsdp1-grad-op,whole=yes,wrap=none",
-    "fsdp2": "fsdp,wrap=Block",
-    "fsdp2-half": "fsdp,mixed=yes,reduce=fp32,wrap=Block",
-}
 TORCHRUN = ("-m", "torch.distributed.run")
 OTHERS = {
     # Its own processes, of which two wait in init_process_group; gathered values are this rank's.
@@ -107,47 +71,52 @@ def worker(rank, world):
 if __name__ == "__main__":
     processes.spawn(worker, args=(3,), nprocs=3)
 """,
-    "zero": """
-import deepspeed
-engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(),
-                                               config="ds.json")
-assert engine.train_micro_batch_size_per_gpu() == 4
-for step in range(8):
-    loss = engine(torch.randn(4, 32).to(engine.device)).float().square().mean()
-    engine.backward(loss); engine.step()
-""",
-    "pipeline": """
-from torch.distributed.pipelining import PipelineStage
-dist.init_process_group("nccl"); train(model.to(device))
-PipelineStage(model, 0, 2, device)
-""",
-    "two-ways": """
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import parallelize_module
+    "views": """
 dist.init_process_group("nccl")
-train(fully_shard(parallelize_module(model.to(device))))
+train(nn.parallel.DistributedDataParallel(model.to(device), gradient_as_bucket_view=True))
 """,
     "one-process": "train(nn.DataParallel(model.to(device)))\n",
 }
+SHARDED = {
+    "fsdp1": ("FSDP", """
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+dist.init_process_group("nccl"); train(FSDP(model, device_id=device))
+"""),
+    "fsdp2": ("FSDP", """
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+for block in model.blocks: fully_shard(block)
+train(fully_shard(model))
+"""),
+    "tensor-parallel": ("tensor parallelism", """
+from torch.distributed.tensor.parallel import parallelize_module
+dist.init_process_group("nccl"); train(parallelize_module(model.to(device)))
+"""),
+    "pipeline": ("a pipeline", """
+from torch.distributed.pipelining import PipelineStage
+dist.init_process_group("nccl"); train(model.to(device)); PipelineStage(model, 0, 2, device)
+"""),
+    "redundancy": ("ZeroRedundancyOptimizer", """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+dist.init_process_group("nccl")
+train(model.to(device), ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=1e-4))
+"""),
+    "deepspeed": ("DeepSpeed", """
+import deepspeed
+deepspeed.initialize(model=model, model_parameters=model.parameters(), config="ds.json")
+"""),
+}  # fmt: skip
+"""How each shards its model, for people, and its code."""
 DEEPSPEED = "class zero: pass\ndef initialize(**options): raise RuntimeError('needs a GPU')\n"
-SETTINGS = {
-    "train_batch_size": 32,
-    "gradient_accumulation_steps": 2,
-    "bf16": {"enabled": True},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-    "zero_optimization": {"stage": 2, "reduce_bucket_size": 50000, "overlap_comm": True},
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("ranks")
-    (found / "sharded.py").write_text(MODEL + SHARDED)
-    for name, code in OTHERS.items():
+    for name, code in [*OTHERS.items(), *((name, code) for name, (_, code) in SHARDED.items())]:
         (found / f"{name}.py").write_text(MODEL + code)
     (found / "deepspeed").mkdir()
     (found / "deepspeed" / "__init__.py").write_text(DEEPSPEED)
-    (found / "ds.json").write_text(json.dumps(SETTINGS))
     return found
 
 
@@ -159,33 +128,13 @@ def traced(folder: Path) -> Iterator[Dict[str, Future[TracedScript]]]:
 
     with OnDemand() as pool:
         found = {
-            kind: pool.submit(trace, *TORCHRUN, "--nproc-per-node=2", "sharded.py", kind, "none.json")
-            for kind in KINDS
+            name: pool.submit(trace, *TORCHRUN, "--nproc-per-node=2", f"{name}.py")
+            for name in (*SHARDED, "views")
         }
+        found["alone"] = pool.submit(trace, *TORCHRUN, "--nproc-per-node=1", "fsdp1.py")
         found["spawned"] = pool.submit(trace, "spawned.py", gpus=3)
-        found["zero"] = pool.submit(trace, *TORCHRUN, "--nnodes=2", "--nproc-per-node=2", "zero.py")
-        found["pipeline"] = pool.submit(trace, *TORCHRUN, "--nproc-per-node=2", "pipeline.py")
-        found["two-ways"] = pool.submit(trace, *TORCHRUN, "--nproc-per-node=2", "two-ways.py")
         found["one-process"] = pool.submit(trace, "one-process.py", gpus=4)
         yield found
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sharded_script_under_torchrun_is_computed_to_the_bytes_that_two_real_ranks_hold(
-    folder: Path, traced: Dict[str, Future[TracedScript]], kind: str
-) -> None:
-    real = folder / f"{kind}.json"
-    run = [sys.executable, *TORCHRUN, "--standalone", "--nproc-per-node=2", "sharded.py", kind, str(real)]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(run, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = traced[kind].result()
-    summary = parse(found.summary.decode(), origin="test")
-    assert summary.trace is not None
-    job = summary.trace.job
-    assert (found.ranks, job.ranks, job.strategy) == (2, 2, KINDS[kind])
-    computed = of_rank(summary, job.strategy, 2)
-    assert [computed["weights"], computed["gradients"], computed["optimizer"]] == json.loads(real.read_text())
 
 
 def test_a_script_that_spawns_its_ranks_is_traced_as_the_first_with_its_buckets(
@@ -194,42 +143,32 @@ def test_a_script_that_spawns_its_ranks_is_traced_as_the_first_with_its_buckets(
     found = traced["spawned"].result()
     summary = parse(found.summary.decode(), origin="test")
     assert summary.trace is not None
-    assert (found.ranks, summary.trace.job.ranks, summary.trace.job.strategy) == (3, 3, "ddp")
-    held = of_rank(summary, "ddp", 3)
+    assert (found.ranks, summary.trace.job.ranks) == (3, 3)
+    trace, _ = rank_trace(summary.trace, 3)
+    held = figures(trace)
     assert held["buckets"] == held["gradients"] == held["weights"]
-    sizes = [site.bytes[0] for _, _, site in summary.trace.allocations() if site and site.operator == BUCKET]
+    sizes = [site.bytes[0] for _, _, site in trace.allocations() if site and site.operator == BUCKET]
     assert sizes[0] == sum(sizes[1:]) == held["weights"]  # one for all, until the second pass
 
 
-def test_deepspeeds_configuration_gives_the_stage_its_options_and_the_batch_of_one_of_four_ranks(
+def test_no_buckets_are_added_where_a_script_s_gradients_are_views_of_them(
     traced: Dict[str, Future[TracedScript]],
 ) -> None:
-    found = traced["zero"].result()
-    summary = parse(found.summary.decode(), origin="test")
+    summary = parse(traced["views"].result().summary.decode(), origin="test")
     assert summary.trace is not None
-    job = summary.trace.job
-    assert (job.ranks, job.batch, job.precision, job.optimizer) == (4, 4, "bf16", "adamw")
-    strategy = parse_strategy(job.strategy)
-    assert (strategy.name, strategy.number("reduce_bucket_size")) == ("zero2", 50000)
-    assert strategy.switch("overlap_comm")
-    held = of_rank(summary, job.strategy, 4)
-    elements = summary.total_params or 0
-    assert held["weights"] == 2 * elements
-    # Two states and the copy of a quarter of the weights, in fp32.
-    assert held["optimizer"] == pytest.approx(3 * 4 * elements / 4, rel=0.01)
+    held = figures(rank_trace(summary.trace, 2)[0])
+    assert (held["buckets"], held["gradients"]) == (0, held["weights"])
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("pipeline", "the stages of a pipeline"), ("two-ways", "in several ways (tp, fsdp)")],
-)
-def test_what_a_trace_cannot_divide_is_one_message(
-    traced: Dict[str, Future[TracedScript]], name: str, words: str
+@pytest.mark.parametrize("name", [*SHARDED, "alone"])
+def test_a_script_that_shards_its_model_is_not_estimated_on_any_number_of_gpus(
+    traced: Dict[str, Future[TracedScript]], name: str
 ) -> None:
-    with pytest.raises(TargetError) as caught:
+    by = SHARDED.get(name, SHARDED["fsdp1"])[0]
+    with pytest.raises(NotEstimatedError) as caught:
         traced[name].result()
-    assert words in str(caught.value)
-    assert "2 ranks" in str(caught.value)
+    said = f"it shards its model over GPUs ({by}): its peak is not estimated; it keeps whole GPUs"
+    assert str(caught.value).endswith(said)
 
 
 def test_data_parallel_is_traced_as_its_first_gpu_with_its_part_of_the_batch(

@@ -40,11 +40,6 @@ UNKNOWN_MINUTES = 5.0
 """Of tasks that table 6.2 does not have (mnist_train): an assumption."""
 
 
-def is_replay(text: str) -> bool:
-    """Whether this is such a script."""
-    return _SUBMIT.search(text) is not None
-
-
 def read_replay(path: Path) -> List[SimJob]:
     """The tasks of a replay script; UsageError names a task file that is not there."""
     try:
@@ -70,6 +65,8 @@ def read_replay(path: Path) -> List[SimJob]:
                     estimates=estimates,
                 )
             )  # fmt: skip
+    if not jobs:
+        raise UsageError(f"{path}: submits no task; is it a replay script of the published manager?")
     return jobs
 
 
