@@ -156,8 +156,8 @@ class Sampler:
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.roster.write_records()
-        # A closed record that the spool does not take yet is worth waiting for.
-        return bool(here) or self.roster.store.has_closed()
+        # A closed record that the spool does not take yet, or Slurm's word on it, is worth waiting for.
+        return bool(here) or self.roster.store.has_closed() or self.roster.wants_slurms_word()
 
     def close(self) -> None:
         """Before the end: all that was seen is on disk, and nothing is left behind."""
