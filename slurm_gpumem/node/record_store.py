@@ -141,13 +141,12 @@ class RecordStore:
         path = self.folder.ended / name
         if not path.exists():
             return  # nothing to take away either: an epilog may write it at this moment
-        record = records.read_record(path)
-        if record is not None and not _is_closed(self.spool, record):
+        record, there = records.read_record(path), records.read_record(self.spool / name)
+        if record is not None and not _closes(there, record):
             earlier = records.earlier_runs(self.spool, record.job_id, record.restarts)
             suggested = records.hints(record, earlier)
             write_job_record(self.spool, record._replace(hints=suggested), durable=True)
-        there = records.read_record(self.spool / name)
-        if record is None or (there is not None and there.state):
+        elif record is None or (there is not None and there.state):
             remove(path)  # no record, or closed twice and all is known of it
             return
         self.folder.unsettled.mkdir(mode=0o700, exist_ok=True)
@@ -155,8 +154,12 @@ class RecordStore:
 
 
 def _is_closed(place: Path, record: JobRecord) -> bool:
-    """Whether that run has a closed record there; one of an earlier job of the same number does not count."""
-    found = records.find_record(place, record.job_id, record.restarts, record.node)
+    """Whether that run has a closed record there."""
+    return _closes(records.find_record(place, record.job_id, record.restarts, record.node), record)
+
+
+def _closes(found: Optional[JobRecord], record: JobRecord) -> bool:
+    """Whether that is the run's closed record; one of an earlier job of the same number is not."""
     return found is not None and found.end is not None and found.start >= record.start
 
 
