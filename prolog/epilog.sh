@@ -1,16 +1,23 @@
 #!/bin/sh
 # Slurm's Epilog, as root: close a shared job's record and stop its user's MPS daemon after the last job.
 # Always exits with 0, because any other code drains the node. Only the site's own next hook may return another code.
-python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_epilog=
+python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml all_gpu_jobs=no next_epilog=
 here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
-# A job is ours if our prolog registered it; an Epilog may have fewer variables than the Prolog. One that nobody
-# serves is closed by the sampler, when Slurm reports its end.
+# A job is ours if our prolog registered it. If that gave up, or Slurm left it out, which happens to requeued jobs, the
+# job's comment and its GPU show it. One that nobody serves in time is closed by the sampler.
+ours=
+case " $SLURM_JOB_COMMENT" in *" gpumem/1:"*) ours=$SLURM_JOB_GPUS ;; *) [ "$all_gpu_jobs" = yes ] && ours=$SLURM_JOB_GPUS ;; esac
+[ -e "$run_dir/jobs/$SLURM_JOB_ID.json" ] && ours=yes
 # shellcheck source=prolog/hand_over.sh
-[ -e "$run_dir/jobs/$SLURM_JOB_ID.json" ] && [ -r "$here/hand_over.sh" ] && . "$here/hand_over.sh" &&
-    hand_over epilog SLURM_JOB_ID="$SLURM_JOB_ID" SLURMD_NODENAME="$SLURMD_NODENAME" \
-        SLURM_JOB_EXIT_CODE2="$SLURM_JOB_EXIT_CODE2" SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT"
+[ -n "$ours" ] && [ -r "$here/hand_over.sh" ] && . "$here/hand_over.sh" && hand_over epilog \
+    SLURM_CONF="$SLURM_CONF" SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_UID="$SLURM_JOB_UID" \
+    SLURM_JOB_USER="$SLURM_JOB_USER" SLURM_JOB_GPUS="$SLURM_JOB_GPUS" CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES" \
+    SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" SLURMD_NODENAME="$SLURMD_NODENAME" \
+    SLURM_CLUSTER_NAME="$SLURM_CLUSTER_NAME" SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" \
+    SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_START_TIME="$SLURM_JOB_START_TIME" \
+    SLURM_JOB_EXIT_CODE2="$SLURM_JOB_EXIT_CODE2"
 [ -n "$next_epilog" ] && exec "$next_epilog"
 exit 0

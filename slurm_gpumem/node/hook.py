@@ -9,20 +9,23 @@ for so long.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.formats.comment import CommentRecord, End, Used, parse_end, parse_record, parse_used
-from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent
+from slurm_gpumem.formats.comment import CommentRecord, parse_end, parse_record, parse_used
+from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent, JobRecord
 from slurm_gpumem.formats.live import read_live_jobs
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.node import fence, jobs, records
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus, pick
+from slurm_gpumem.node.inbox import Request, forget, late_prolog
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsService
@@ -39,12 +42,20 @@ def main(argv: Sequence[str]) -> int:
         config = load_node_config(site_config_path())
         for note in config.notes:
             log(where, note)
-        action = {"prolog": prolog, "epilog": epilog}[argv[0]]
+        announced = True
         try:
-            action(RunFolder(where), config, os.environ)
+            if argv[0] == "epilog":
+                announced = epilog(RunFolder(where), config, os.environ)
+            else:
+                prolog(RunFolder(where), config, os.environ)
         finally:
             # The spool comes last: it may hang, and nothing else shall wait for it.
+            if not announced:
+                record_unannounced(RunFolder(where), config, os.environ, _asked_at(os.environ))
             to_spool(RunFolder(where), config, os.environ)
+        if argv[0] == "epilog":
+            # Where none runs any more, somebody has to ask Slurm how this run ended.
+            start_sampler(RunFolder(where), os.environ.get("SLURMD_NODENAME", ""))
     except Exception as error:  # noqa: BLE001 - a hook that fails drains the node
         log(
             where,
@@ -55,12 +66,12 @@ def main(argv: Sequence[str]) -> int:
 
 def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
     """Note the job, have a sampler and its user's MPS daemon on its GPUs running."""
-    node = env.get("SLURMD_NODENAME", "")
-    gpus = pick(_in_slurms_order(find_gpus(config, node), node, env), env)
+    node, gpus = env.get("SLURMD_NODENAME", ""), _gpus(config, env)
     job = job_from(config, env, gpus)
     if job is None:
         return
     folder.make()
+    _finish_earlier_run(folder, config, job, node)
     job = fence.at_its_own_server(folder, config, job)
     # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
     jobs.put(folder, job)
@@ -76,54 +87,100 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         log(folder.root, f"job {job.job_id}: {note}")
 
 
-def note_late(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
+def note_late(folder: RunFolder, config: NodeConfig, request: Request) -> Optional[NodeJob]:
     """Note a job whose prolog gave up; its tasks were told nothing, so it is not fenced."""
-    node = env.get("SLURMD_NODENAME", "")
-    job = job_from(config, env, pick(_in_slurms_order(find_gpus(config, node), node, env), env))
-    if job is None or jobs.get(folder, job.job_id) is not None:
-        return
-    note = "its prolog gave up before it was served"
-    mode, note = (UNFENCED, f"not fenced: {note}") if job.fenced else (job.mode, note)
-    jobs.put(folder, replace(job, mode=mode, notes=(*job.notes, note)))
-    log(folder.root, f"job {job.job_id}: {note}")
-
-
-def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
-    """Close the job's record in /run, forget the job, stop its user's MPS daemon if this was the last."""
-    job_id = jobs.valid_job_id(env.get("SLURM_JOB_ID", ""))
-    job = None if job_id is None else jobs.get(folder, job_id)
+    job = job_from(config, request.env, _gpus(config, request.env))
     if job is None:
-        return
-    comment = env.get("SLURM_JOB_COMMENT", "")[:4096]
-    end, used = parse_end(comment), parse_used(comment)
-    # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.
-    status = env.get("SLURM_JOB_EXIT_CODE2", "")
-    judged = end is not None and end.run == job.restarts and status != "0:0"
-    finish(
-        folder,
-        config,
-        job,
-        env.get("SLURMD_NODENAME", ""),
-        status,
-        end if judged else None,
-        used if used is not None and used.run == job.restarts else None,
-    )
+        return None
+    before = jobs.get(folder, job.job_id)
+    if before is not None and before.restarts >= job.restarts:
+        return before
+    _finish_earlier_run(folder, config, job, request.env.get("SLURMD_NODENAME", ""))
+    job = _unfenced(replace(job, started=round(request.at, 3)), "its prolog gave up before it was served")
+    jobs.put(folder, job)
+    log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
+    return job
+
+
+def epilog(
+    folder: RunFolder, config: NodeConfig, env: Mapping[str, str], late_at: Optional[float] = None
+) -> bool:
+    """Close the run's record in /run, forget the job, stop its user's MPS daemon if this was the last.
+
+    False when no prolog has announced the run. `late_at` is when an epilog that gave up was run: the job's
+    next run may be here since.
+    """
+    job_id = jobs.valid_job_id(env.get("SLURM_JOB_ID", ""))
+    if job_id is None:
+        return True
+    job = jobs.get(folder, job_id)
+    gave_up = late_prolog(folder.inbox, job_id) if job is None else None
+    if gave_up is not None:
+        job = note_late(folder, config, gave_up)
+        forget(gave_up.file)
+    if job is None:
+        return False
+    if late_at is not None and job.started > late_at:
+        return True  # the prolog of this later run has closed the record of the run before
+    finish(folder, config, job, env.get("SLURMD_NODENAME", ""), env)
+    return True
 
 
 def finish(
-    folder: RunFolder,
-    config: NodeConfig,
-    job: NodeJob,
-    node: str,
-    status: str,
-    seen_end: Optional[End] = None,
-    used: Optional[Used] = None,
+    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, env: Optional[Mapping[str, str]] = None
 ) -> None:
-    """What ends a job's stay: the epilog's work, and the sampler's for an epilog that was killed."""
+    """What ends a run's stay: an epilog's work, with its variables, or the sampler's in place of one."""
+    record = _ended_record(folder, config, job, node, env or {})
+    store = RecordStore(folder, config.spool, node)
+    _try_spool(folder, job.job_id, lambda: store.close(record, _RECORDS_LOCK_S))
+    here = jobs.get(folder, job.job_id)
+    if here is None or here.restarts == job.restarts:  # its next run stays
+        jobs.drop(folder, job.job_id)
+    fence.release(folder, config, job, _DROP_LOCK_S)
+
+
+def record_unannounced(folder: RunFolder, config: NodeConfig, env: Mapping[str, str], at: float) -> None:
+    """Record a run that ended here, by its epilog at that time, and whose Prolog Slurm left out.
+
+    slurmd does that with a requeued job that is back on its node while the credential of its last run is
+    still known there.
+    """
+    node, job = env.get("SLURMD_NODENAME", ""), job_from(config, env, _gpus(config, env))
+    if job is None:
+        return
+    at, store = round(at, 3), RecordStore(folder, config.spool, node)
+    # A run that Slurm ends in order to requeue it is counted before its epilog runs.
+    last, before = (store.end_of(job.job_id, run) for run in (job.restarts, job.restarts - 1))
+    if last is not None or (before is not None and before >= at):
+        return  # this epilog was killed when it had done its work, and is run again
+    run = job.restarts - 1 if job.restarts and before is None else job.restarts
+    begun = env.get("SLURM_JOB_START_TIME", "")
+    job = replace(job, restarts=run, started=float(begun) if begun.isdigit() else at)
+    job = _unfenced(job, "Slurm ran no Prolog for this run" + ("" if begun else ": its start is not known"))
+    log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
+    record = _ended_record(folder, config, job, node, env)._replace(end=max(at, job.started))
+    _try_spool(folder, job.job_id, lambda: store.close(record, _RECORDS_LOCK_S))
+
+
+def _asked_at(env: Mapping[str, str]) -> float:
+    """When the hook that has started us began; it may have started another Python before."""
+    request = Path(env.get("GPUMEM_REQUEST", ""))
+    for path in (request, request.with_name(request.name + ".late")) if request.name else ():
+        with contextlib.suppress(OSError):
+            return os.stat(path).st_mtime
+    return time.time()
+
+
+def _ended_record(
+    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, env: Mapping[str, str]
+) -> JobRecord:
     record = records.open_record(job, node)
-    if seen_end is not None:
-        record = record._replace(verdict=seen_end.saw, context_mib=seen_end.context_mib)
-    if used is not None:
+    comment, status = env.get("SLURM_JOB_COMMENT", "")[:4096], env.get("SLURM_JOB_EXIT_CODE2", "")
+    end, used = parse_end(comment), parse_used(comment)
+    # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.
+    if end is not None and end.run == job.restarts and status != "0:0":
+        record = record._replace(verdict=end.saw, context_mib=end.context_mib)
+    if used is not None and used.run == job.restarts:
         record = record._replace(reserved_mib=used.reserved_mib, torch=used.torch, loading=used.loading)
     seen = read_live_jobs(folder.live, [job.job_id]).get(job.job_id)
     if seen is not None and seen.restarts == job.restarts:
@@ -137,23 +194,34 @@ def finish(
             events = []
         for event in events:
             record = records.with_event(record, event)
-    store = RecordStore(folder, config.spool, node)
-    closed = records.closed_record(record, end=job.now(), status=status)
-    _try_spool(folder, job.job_id, lambda: store.close(closed, _RECORDS_LOCK_S))
-    jobs.drop(folder, job.job_id)
-    fence.release(folder, config, job, _DROP_LOCK_S)
+    return records.closed_record(record, end=job.now(), status=status)
+
+
+def _finish_earlier_run(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str) -> None:
+    """Nobody served the epilog of the job's run before: its file must not be taken for this run's."""
+    before = jobs.get(folder, job.job_id)
+    if before is not None and before.restarts != job.restarts:
+        note = "its epilog was not served: closed when the job's next run began"
+        finish(folder, config, replace(before, notes=(*before.notes, note)), node)
+
+
+def _unfenced(job: NodeJob, why: str) -> NodeJob:
+    """The job, whose tasks were told nothing."""
+    mode, note = (UNFENCED, f"not fenced: {why}") if job.fenced else (job.mode, why)
+    return replace(job, mode=mode, notes=(*job.notes, note))
 
 
 def to_spool(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
-    """A hook's last part: open the record of a job that is here, or bring closed ones to the spool."""
+    """A hook's last part: bring closed records to the spool, and open that of a job that is here."""
     node, job_id = env.get("SLURMD_NODENAME", ""), jobs.valid_job_id(env.get("SLURM_JOB_ID", ""))
-    job = None if job_id is None else jobs.get(folder, job_id)
+    if job_id is None:
+        return
     store = RecordStore(folder, config.spool, node)
+    _try_spool(folder, job_id, lambda: store.flush(_RECORDS_LOCK_S))
+    job = jobs.get(folder, job_id)
     if job is not None:
         record = records.open_record(job, node)
-        _try_spool(folder, job.job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
-    elif job_id is not None:
-        _try_spool(folder, job_id, lambda: store.flush(_RECORDS_LOCK_S))
+        _try_spool(folder, job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
 
 
 def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[FaultEvent]:
@@ -201,6 +269,12 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]
         claim=claim,
         one_log=env.get("ONE_LOG") == "yes",
     )
+
+
+def _gpus(config: NodeConfig, env: Mapping[str, str]) -> Sequence[NodeGpu]:
+    """The job's GPUs."""
+    node = env.get("SLURMD_NODENAME", "")
+    return pick(_in_slurms_order(find_gpus(config, node), node, env), env)
 
 
 def _in_slurms_order(gpus: Sequence[NodeGpu], node: str, env: Mapping[str, str]) -> Sequence[NodeGpu]:

@@ -138,6 +138,11 @@ class RunFolder:
         return self.root / "ended"
 
     @property
+    def unsettled(self) -> Path:
+        """Records that have come to the spool and lack Slurm's word on their end."""
+        return self.root / "unsettled"
+
+    @property
     def swept(self) -> Path:
         """Its time is when records that were left open were last looked for."""
         return self.root / "swept"

@@ -2,7 +2,8 @@
 
 Prolog, sampler and epilog write to a spool that may be slow, full or gone for a while. A record is closed in
 /run first, which does not hang, and from there it goes to the spool: at once where that works, else by the
-sampler when it works again. Nobody replaces a closed record with an open one of the same run.
+sampler when it works again. Nobody replaces a closed record with an open one of the same run. A closed run is
+listed in /run until Slurm has told how it ended, however short it was and whoever closed it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 from slurm_gpumem.files import locked, remove, remove_dead_drafts
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, record_name, write_job_record
@@ -56,6 +57,21 @@ class RecordStore:
     def has_closed(self) -> bool:
         """Whether any closed record waits for the spool."""
         return bool(_names(self.folder.ended))
+
+    def end_of(self, job_id: int, restarts: int) -> Optional[float]:
+        """When that run ended; None when it has no closed record."""
+        places = (self.folder.ended, self.spool)
+        found = (records.find_record(place, job_id, restarts, self.node) for place in places)
+        return next((record.end for record in found if record is not None and record.end is not None), None)
+
+    def unsettled(self) -> List[Tuple[int, int]]:
+        """(job, restarts) of the closed records in the spool that want Slurm's word on their end."""
+        names = (name.split(".") for name in _names(self.folder.unsettled))
+        return [(int(job_id), int(restarts)) for job_id, restarts, *_ in names]
+
+    def settle(self, job_id: int, restarts: int) -> None:
+        """Slurm has said it, or will not."""
+        remove(self.folder.unsettled / record_name(job_id, restarts, self.node))
 
     def flush(self, timeout_s: float) -> None:
         """Bring all closed records to the spool; OSError when that does not take them now."""
@@ -125,17 +141,25 @@ class RecordStore:
         path = self.folder.ended / name
         if not path.exists():
             return  # nothing to take away either: an epilog may write it at this moment
-        record = records.read_record(path)
-        if record is not None and not _is_closed(self.spool, record):
+        record, there = records.read_record(path), records.read_record(self.spool / name)
+        if record is not None and not _closes(there, record):
             earlier = records.earlier_runs(self.spool, record.job_id, record.restarts)
             suggested = records.hints(record, earlier)
             write_job_record(self.spool, record._replace(hints=suggested), durable=True)
-        remove(path)
+        elif record is None or (there is not None and there.state):
+            remove(path)  # no record, or closed twice and all is known of it
+            return
+        self.folder.unsettled.mkdir(mode=0o700, exist_ok=True)
+        os.replace(path, self.folder.unsettled / name)
 
 
 def _is_closed(place: Path, record: JobRecord) -> bool:
-    """Whether that run has a closed record there; one of an earlier job of the same number does not count."""
-    found = records.find_record(place, record.job_id, record.restarts, record.node)
+    """Whether that run has a closed record there."""
+    return _closes(records.find_record(place, record.job_id, record.restarts, record.node), record)
+
+
+def _closes(found: Optional[JobRecord], record: JobRecord) -> bool:
+    """Whether that is the run's closed record; one of an earlier job of the same number is not."""
     return found is not None and found.end is not None and found.start >= record.start
 
 

@@ -78,7 +78,7 @@ class Roster:
         self.ask_often: Set[int] = set()
         """Jobs whose end only Slurm can tell in time."""
         self._ended: Dict[Tuple[int, int], int] = {}
-        """(job, restarts) whose epilog was here → how often Slurm has been asked since how it ended."""
+        """(job, restarts) of closed records → how often Slurm has been asked since how it ended."""
 
     def all_here(self) -> Dict[int, NodeJob]:
         """Every job that is measured."""
@@ -90,24 +90,32 @@ class Roster:
             stamp = os.stat(self._folder.jobs).st_mtime_ns
         except OSError:
             stamp = -1
+        before = self.announced
         # A change within the clock's own grain would be missed once: look again for a while after it.
         if stamp != self._stamp or time.time_ns() - stamp < 2_000_000_000:
             self._stamp = stamp
-            before = self.announced
             self.announced = {job.job_id: job for job in jobs.all_jobs(self._folder)}
-            here = self.all_here()
-            # The job's next run may be here before we looked again.
-            gone = [
-                job_id for job_id, usage in self.usage.items() if usage.restarts != _restarts(here, job_id)
-            ]
-            for job_id in gone:
-                usage = self.usage.pop(job_id)
-                self._ended[job_id, usage.restarts] = 0
-                self._listener.gone(job_id, before.get(job_id), usage)
+        self._see_ends()
+        here = self.all_here()
+        # The job's next run may be here before we looked again.
+        gone = [job_id for job_id, usage in self.usage.items() if usage.restarts != _restarts(here, job_id)]
+        for job_id in gone:
+            self._listener.gone(job_id, before.get(job_id), self.usage.pop(job_id))
         for job in self.announced.values():
             self.usage.setdefault(job.job_id, JobUsage(job.restarts))
             self._set_limit(job)
         return self.all_here()
+
+    def wants_slurms_word(self) -> bool:
+        """Whether Slurm, which answers, is still to say how a run ended."""
+        return bool(self._ended) and self.truth.answers
+
+    def _see_ends(self) -> None:
+        """Every run that was closed, however short: most of a burst are over before a look at them."""
+        self._ended = {run: self._ended.get(run, 0) for run in self.store.unsettled()}
+        for job_id, restarts in self._ended:
+            if job_id in self.adopted and self.adopted[job_id].restarts == restarts:
+                del self.adopted[job_id]
 
     def ask_slurm(self, here: Mapping[int, NodeJob]) -> bool:
         """Whether there is news; the question runs beside us."""
@@ -156,7 +164,10 @@ class Roster:
         self._slurm = {job_id: job for job_id, job in self._slurm.items() if job_id in here or job_id in seen}
         self._absent = {job_id: count for job_id, count in self._absent.items() if job_id in here}
         questions = dict.fromkeys(self._strangers, _STRANGER_S)
-        questions.update({job_id: ended for job_id, _ in (*self._ended, *self._left_open)})
+        questions.update({job_id: ended for job_id, _ in self._left_open})
+        questions.update(
+            {run[0]: ended if asked < _ASK_OF_ENDS else every for run, asked in self._ended.items()}
+        )
         for job_id in here:
             sure = self.usage[job_id].verified and not self._absent.get(job_id)
             questions[job_id] = urgent if not sure else ended if job_id in self.ask_often else every
@@ -211,10 +222,8 @@ class Roster:
             self._problems.resolved("records")
 
     def close(self) -> None:
-        """Before the end: no daemon stays behind that nobody refers to, no run uncounted."""
+        """Before the end: no daemon stays behind that nobody refers to; the next one asks for the ends."""
         self._orphans.stop(jobs.all_jobs(self._folder), search=True)
-        for job_id, restarts in list(self._ended):
-            self._count(job_id, restarts)
         self.truth.close()
 
     def _record(self, job: NodeJob, usage: JobUsage) -> JobRecord:
@@ -244,13 +253,15 @@ class Roster:
         for job_id, restarts in [run for run in self._ended if run[0] == answer.job_id]:
             state = "" if known is None else known.end_of(restarts)
             if known is not None and state:
-                self._problems.attempt(
-                    lambda: self.store.amend_end(restarts, known, _SPOOL_LOCK_S)  # noqa: B023
-                )
-            # Forgotten: Slurm will not say any more.
+                try:
+                    self.store.amend_end(restarts, known, _SPOOL_LOCK_S)
+                except OSError as error:
+                    self._problems.report("records", str(error))
+                    continue  # the next answer will do
+            # Forgotten: Slurm will not say any more. While a job is being ended it will.
             if state or self._ended[job_id, restarts] >= _ASK_OF_ENDS:
                 self._count(job_id, restarts)
-            else:
+            elif known is None or known.state != "COMPLETING":
                 self._ended[job_id, restarts] += 1
 
     def _close_left_open(self, answer: Answer) -> None:
@@ -265,6 +276,7 @@ class Roster:
 
     def _count(self, job_id: int, restarts: int) -> None:
         del self._ended[job_id, restarts]
+        self.store.settle(job_id, restarts)
         self._problems.attempt(lambda: self._exporter.ended(job_id, restarts))
 
     def _finish(self, job: NodeJob) -> None:
@@ -275,10 +287,9 @@ class Roster:
             record = records.closed_record(still_open, end=job.now(), status="")
             self._problems.attempt(lambda: self.store.close(record, _SPOOL_LOCK_S))
             self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
-            self._ended[job.job_id, job.restarts] = 0
             return
         self._listener.finishing()
-        self._problems.attempt(lambda: hook.finish(self._folder, self._config, job, self._node, ""))
+        self._problems.attempt(lambda: hook.finish(self._folder, self._config, job, self._node))
         self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
 
 

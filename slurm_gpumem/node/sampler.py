@@ -157,8 +157,8 @@ class Sampler:
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.roster.write_records()
-        # A closed record that the spool does not take yet is worth waiting for.
-        return bool(here) or self.roster.store.has_closed()
+        # A closed record that the spool does not take yet, or Slurm's word on it, is worth waiting for.
+        return bool(here) or self.roster.store.has_closed() or self.roster.wants_slurms_word()
 
     def rest(self, until: float) -> None:
         """Until the next look; shares are confirmed meanwhile."""

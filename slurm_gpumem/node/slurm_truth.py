@@ -43,6 +43,8 @@ class SlurmTruth:
         self._asking = 0
         self._asked_at = 0.0
         self._looks = 0
+        self.answers = False
+        """Whether the last question was answered."""
 
     def poll(self, every_s: Mapping[int, float]) -> Optional[Answer]:
         """An answer, if one has just come; then the next question, for the job that has waited longest.
@@ -88,6 +90,7 @@ class SlurmTruth:
         # An answer that is there at the first look may have come at once: looks may be a second apart.
         took = now - self._asked.get(self._asking, now) if self._looks > 1 else 0.0
         known = reply is not None and (reply.ok or is_unknown_job(reply.error))
+        self.answers = known
         if known:
             self._pause_s = _PART_OF_TIME * took if took > _QUICK_S else 0.0
         else:

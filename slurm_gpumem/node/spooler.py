@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import threading
-from typing import List, Mapping, Tuple
+from typing import List, NamedTuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.node import hook
+from slurm_gpumem.node.inbox import Request
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.log import log
 
 _PAUSE_S = 0.2
 """A job that is over by then is written once, not twice."""
+
+
+class _Served(NamedTuple):
+    config: NodeConfig
+    request: Request
+    announced: bool
+    """False after the epilog of a run that no prolog announced."""
 
 
 class Spooler:
@@ -24,7 +32,7 @@ class Spooler:
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._served: List[Tuple[NodeConfig, Mapping[str, str]]] = []
+        self._served: List[_Served] = []
         self._come = threading.Event()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
@@ -33,10 +41,10 @@ class Spooler:
         """From now on what is put here is written."""
         self._thread.start()
 
-    def put(self, config: NodeConfig, env: Mapping[str, str]) -> None:
-        """The hook with these variables has been served."""
+    def put(self, config: NodeConfig, request: Request, *, announced: bool) -> None:
+        """This hook has been served."""
         with self._lock:
-            self._served.append((config, env))
+            self._served.append(_Served(config, request, announced))
         self._come.set()
 
     def close(self, timeout_s: float) -> None:
@@ -52,8 +60,10 @@ class Spooler:
             self._come.clear()
             with self._lock:
                 served, self._served = self._served, []
-            for config, env in served:
+            for config, request, announced in served:
                 try:
-                    hook.to_spool(self._folder, config, env)
+                    if not announced:
+                        hook.record_unannounced(self._folder, config, request.env, request.at)
+                    hook.to_spool(self._folder, config, request.env)
                 except Exception as error:  # noqa: BLE001 - one bad record must not keep back the others
                     log(self._folder.root, f"records: {type(error).__name__}: {error}")

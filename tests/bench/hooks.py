@@ -2,13 +2,16 @@
 
 Run it with `make bench-hooks`; exits 1 when a ratio is over its limit, a task is held or requeued, a node is
 drained or a task has no closed record. The clusters take turns, and the median of the rounds' ratios counts.
-ARGS="--rounds 1 --tasks 60" for less.
+Beside the clock it shows the processor time of daemons, hooks and samplers, which other work on the machine
+changes little. ARGS="--rounds 1 --tasks 60 --busy 20" for less.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import re
 import shutil
 import statistics
@@ -47,6 +50,8 @@ class Burst(NamedTuple):
     drained: int
     requeued: int
     tasks: Set[int]
+    cpu_s: float
+    """Of slurmctld, slurmd, the hooks that they ran, and the samplers."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=TASKS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, BUSY], help="busy processes beside it")
     args = parser.parse_args(argv)
     gpusbatch = str(Path(sys.executable).with_name("gpusbatch"))
     ways = {
@@ -62,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     }
     fine = True
     with tempfile.TemporaryDirectory(prefix="gpumem-") as name, _clusters(Path(name)) as clusters:
-        for busy in (0, BUSY):
+        for busy in args.busy:
             for title, command in ways.items():
                 with _busy(busy):
                     bursts = _measure(clusters, command, args.tasks, args.rounds)
@@ -130,6 +136,7 @@ def _burst(cluster: Cluster, command: List[str], tasks: int) -> Burst:
         f"--array=1-{tasks}",
         str(cluster.layout.root.parent / "job.sh"),
     ]
+    before = _cpu_s(cluster)
     said = cluster.run([*command, *options], check=True, cwd=Path("/")).stdout
     began = time.monotonic()
     (array,) = re.findall(r"Submitted batch job (\d+)", said)
@@ -138,7 +145,8 @@ def _burst(cluster: Cluster, command: List[str], tasks: int) -> Burst:
         if not any("held" not in line.lower() for line in left):
             break
         time.sleep(0.1)
-    seconds = time.monotonic() - began
+    seconds, after = time.monotonic() - began, _cpu_s(cluster)
+    cpu_s = sum(spent - before.get(pid, 0.0) for pid, spent in after.items())
     states = cluster.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%T"], check=True).stdout.split()
     drained = sum(state.startswith(("drain", "down")) for state in states)
     shown = cluster.run(["scontrol", "-o", "show", "job", array], check=True).stdout
@@ -146,7 +154,20 @@ def _burst(cluster: Cluster, command: List[str], tasks: int) -> Burst:
     cluster.run(["scancel", "-p", "gpu"], check=True)
     if drained:
         cluster.run(["scontrol", "update", "NodeName=ALL", "State=RESUME"])
-    return Burst(seconds, len(left), drained, sum(runs.values()), set(runs))
+    return Burst(seconds, len(left), drained, sum(runs.values()), set(runs), cpu_s)
+
+
+def _cpu_s(cluster: Cluster) -> Dict[int, float]:
+    """Processor seconds of the cluster's daemons and samplers, and of their children that have ended."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            about = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            name, _, rest = (entry / "stat").read_text().rpartition(")")
+            daemon = "(slurm" in name and "stepd" not in name
+            if str(cluster.layout.root).encode() in about and (daemon or b"node.sampler" in about):
+                found[int(entry.name)] = sum(map(int, rest.split()[11:15])) / os.sysconf("SC_CLK_TCK")
+    return found
 
 
 def _without_record(cluster: Cluster, bursts: Sequence[Burst]) -> int:
@@ -161,9 +182,10 @@ def _without_record(cluster: Cluster, bursts: Sequence[Burst]) -> int:
 
 
 def _report(title: str, bursts: Dict[str, List[Burst]], without_record: int) -> bool:
-    ratio = statistics.median(
-        ours.seconds / empty.seconds for ours, empty in zip(bursts["ours"], bursts["empty"])
-    )
+    pairs = list(zip(bursts["ours"], bursts["empty"]))
+    ratio = statistics.median(ours.seconds / empty.seconds for ours, empty in pairs)
+    spent = statistics.median(ours.cpu_s / empty.cpu_s for ours, empty in pairs)
+    processor = {name: " ".join(f"{burst.cpu_s:.1f}" for burst in found) for name, found in bursts.items()}
     times = {name: " ".join(f"{burst.seconds:.1f}" for burst in found) for name, found in bursts.items()}
     words = ("held", "drained", "requeued")
     counts = {word: sum(getattr(burst, word) for burst in bursts["ours"]) for word in words}
@@ -172,6 +194,7 @@ def _report(title: str, bursts: Dict[str, List[Burst]], without_record: int) -> 
     print(
         f"{title}: ours / empty {ratio:.2f} x (limit {LIMIT:g} x) {'ok' if fine else 'OVER'}; "
         f"{times['ours']} s / {times['empty']} s; "
+        f"processor {spent:.2f} x, {processor['ours']} s / {processor['empty']} s; "
         + ", ".join(f"{number} {word}" for word, number in counts.items()),
         flush=True,
     )

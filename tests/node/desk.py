@@ -11,11 +11,11 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import write_job_record
 from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.record_store import RecordStore
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, SourceError
 from tests.support.waiting import until
@@ -113,7 +113,9 @@ class Desk:
         job = jobs.get(self.folder, job_id)
         assert job is not None
         record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status=status)
-        write_job_record(self.config.spool, record)
+        store = RecordStore(self.folder, self.config.spool, "n1")
+        store.close(record, 1.0)
+        store.flush(1.0)
 
     def process(self, job_id: int, uid: Optional[int] = None, **variables: str) -> int:
         env = {"SLURM_JOB_ID": str(job_id), **variables}

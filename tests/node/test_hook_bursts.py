@@ -24,7 +24,8 @@ RECORD = "gpumem/1:est=700,req=1024,shards=1"
 
 @pytest.fixture(scope="module")
 def cluster(make_module_cluster: Callable[..., Cluster]) -> Iterator[Cluster]:
-    made = make_module_cluster(nodes=default_nodes(2, gpus=1), hooks=True)
+    # As patient as the hooks of these tests: Slurm requeues a job whose Prolog takes longer than this.
+    made = make_module_cluster(nodes=default_nodes(2, gpus=1), hooks=True, extra_conf=("MessageTimeout=100",))
     yield made
     made.stop()
 

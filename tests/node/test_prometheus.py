@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main as gpumem
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import JobRecord, Measurement, write_job_record
+from slurm_gpumem.formats.job_record import JobRecord, Measurement
 from slurm_gpumem.formats.live import live_from, read_live
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.metrics import METRICS
@@ -180,7 +180,9 @@ def _end(desk: Desk, job_id: int, status: str, verdict: str = "") -> None:
     seen = live.jobs[job_id]
     opened = records.open_record(job, "n1")._replace(verdict=verdict)
     record = records.with_measurement(opened, seen.measured, seen.notes)
-    write_job_record(desk.config.spool, records.closed_record(record, end=time.time(), status=status))
+    store = desk.sampler.roster.store
+    store.close(records.closed_record(record, end=time.time(), status=status), 1.0)
+    store.flush(1.0)
     jobs.drop(desk.folder, job_id)
 
 
@@ -201,6 +203,10 @@ def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
     until(lambda: desk.live() and load_tally(desk.folder.counters).ended == {"failed": 1})
     _end(desk, 2, "0:0")
     desk.sampler.tick()
+    desk.sampler.close()
+    assert load_tally(desk.folder.counters).ended == {"failed": 1}
+    desk.sampler = desk.new_sampler()
+    until(lambda: desk.live() or load_tally(desk.folder.counters).ended == {"failed": 1, "completed": 1})
     desk.sampler.close()
     families = parse(file.read_text())
     assert families["gpumem_sampler_running"].value() == 0
