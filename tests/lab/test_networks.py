@@ -72,7 +72,7 @@ def _toml(value: Any) -> str:
 
 
 def _options(folder: Path, what: str, rows: Path) -> List[str]:
-    return [what, str(_list(folder)), "--repositories", str(folder), "--out", str(rows)]
+    return [what, str(_list(folder)), "--repositories", str(folder), "--out", str(rows), "--seconds", "600"]
 
 
 def _rows(path: Path) -> List[Dict[str, Any]]:
