@@ -54,10 +54,6 @@ class Children:
     def __len__(self) -> int:
         return len(self._running)
 
-    @property
-    def tags(self) -> List[Any]:
-        return [child.tag for child in self._running.values()]
-
     def start(self, tag: Any, work: Callable[[], Answer], limit_seconds: float) -> None:
         """Fork a child that runs `work` and sends back its answer."""
         sys.stdout.flush()
@@ -88,14 +84,6 @@ class Children:
         for child in [c for c in self._running.values() if now > c.deadline]:
             _kill(child.pid)
             ended.append(self._close(child, f"time limit: killed after {now - child.started:.0f} s"))
-        return ended
-
-    def kill_all(self) -> List[Ended]:
-        """End every child now."""
-        ended = []
-        for child in list(self._running.values()):
-            _kill(child.pid)
-            ended.append(self._close(child, "stopped: the run's own time was over"))
         return ended
 
     def _close(self, child: Child, error: str) -> Ended:

@@ -1,4 +1,4 @@
-"""Measured training runs: lab/data/ground-truth, as `lab.collect.memory` writes it.
+"""Measured training runs: lab/data/ground-truth and the folders like it; jobs of a list of scripts.
 
     rows*.jsonl.gz       one run a line: key, summary, model, family, batch, optimizer, precision, toggles,
                          run, process_bytes (None where the driver does not tell), reserved_bytes, ...
@@ -6,7 +6,9 @@
                          that made them (TOOLS; TOOL_error where it failed)
     about*.json          a list of measuring runs: run, gpu, gpu_mib, driver, versions, command
 
-Rows that failed, ran out of memory or were disturbed carry `error`, `oom` or `spoiled` and are left out.
+Rows that failed, ran out of memory or were disturbed carry `error`, `oom` or `spoiled` and are left out. In
+place of the folder, a file of rows that `lab.scripts.run` wrote for jobs: those of the kinds "measured" and
+"texts".
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class GroundTruth:
 
 
 def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
-    """Read a folder of measured runs (default: the package's own); UsageError when there are none."""
+    """Read a folder or file of measured runs (default: the package's own); UsageError when there are none."""
     folder = GROUND_TRUTH if folder is None else folder
     abouts = {
         about["run"]: about for path in sorted(folder.glob("about*.json")) for about in _read_abouts(path)
@@ -145,6 +147,10 @@ def _run(row: Mapping[str, Any], about: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _lines(folder: Path, prefix: str) -> Iterator[Dict[str, Any]]:
+    if folder.is_file():
+        kind = {"rows": "measured", "summaries": "texts"}[prefix]
+        with open_text(folder) as file:
+            yield from (row for row in _parsed(folder, file) if row["kind"] == kind and "key" in row)
     for path in sorted(folder.glob(f"{prefix}*.jsonl*")):
         with open_text(path) as file:
             yield from _parsed(path, file)

@@ -8,10 +8,8 @@ from typing import Optional
 _LAB = Path(__file__).resolve().parent
 _REPOSITORY = _LAB.parent
 
-# What to measure: written by hand, and by `collect.survey`; convolutions are those of traced runs.
+# Models of libraries, written by hand.
 CATALOGUE = _LAB / "catalogue"
-PLANS = _LAB / "plans"
-FOOTPRINTS = _LAB / "footprints.json"
 
 # The fits, which are shipped; estimates read them.
 MODELS = _REPOSITORY / "models"
@@ -28,8 +26,10 @@ SETS = DATA / "utilization"
 GPUUTILNET = SETS / "gpuutilnet.json.gz"
 PREDICTIONS = DATA / "predictions"
 SIMULATION = DATA / "simulation"
+SCRIPT_ROWS = DATA / "scripts"
 REHEARSAL = _LAB / "docs" / "rehearsal"
 TRACE_FIGURES = DATA / "traces" / "figures.jsonl.gz"
+OWN_TRACES = DATA / "traces" / "own-networks.jsonl.xz"
 TRACE_KERNELS = DATA / "traces" / "kernels.jsonl.xz"
 CORRECTION_FOLDS = DATA / "folds" / "correction.json.gz"
 WIDTH_FOLDS = DATA / "folds" / "widths.json"

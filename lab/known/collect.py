@@ -24,12 +24,12 @@ import torch
 from torch import nn
 
 from lab.children import Children
-from lab.collect.build import build_model, import_sources
-from lab.collect.entries import Entry, load_catalogue
-from lab.collect.measure import FLOATS
-from lab.collect.tasks import Feed, task_named
 from lab.command import exit_code
 from lab.known import BATCH
+from lab.networks.build import build_model, import_sources
+from lab.networks.entries import Entry, load_catalogue
+from lab.networks.tasks import Feed, task_named
+from lab.networks.train import FLOATS
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
@@ -43,7 +43,7 @@ LIMIT_SECONDS = 100
 
 def traced(entry: Entry, size: int, precisions: Tuple[str, ...]) -> Dict[str, Any]:
     """What a model prints and how it trains at one input size."""
-    model = _built(entry, size)
+    model = _built(entry)
     found: Dict[str, Any] = {**entry.as_row(), "size": size, "print": str(model), "tree": list(_tree(model))}
     found["traces"], found["errors"] = {}, {}
     for precision in precisions:
@@ -58,12 +58,12 @@ def traced(entry: Entry, size: int, precisions: Tuple[str, ...]) -> Dict[str, An
     return found
 
 
-def _built(entry: Entry, size: int) -> nn.Module:
+def _built(entry: Entry) -> nn.Module:
     try:
         with torch.device("meta"):
-            return build_model(entry, size)
+            return build_model(entry)
     except Exception:  # noqa: BLE001 - a model that reads values while it is built
-        return build_model(entry, size)
+        return build_model(entry)
 
 
 def _traced(entry: Entry, size: int, model: nn.Module, precision: str) -> ModelSummary:

@@ -17,10 +17,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from lab.collect.entries import Entry, load_catalogue
 from lab.command import exit_code
 from lab.ground_truth import load_ground_truth
 from lab.known import BATCH
+from lab.networks.entries import Entry, load_catalogue
 from lab.places import MODELS, shown
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.estimators.known import fingerprint, store

@@ -2,8 +2,8 @@
 
     python -m lab.probe.check OPERATORS [--kind attention] [--match TEXT] [--all]
 
-OPERATORS is what `python -m lab.probe.operators` wrote. Convolutions are left out: their
-workspaces are computed at the replay. Sizes are compared as the allocator rounds them.
+OPERATORS is lab/data/ground-truth/operators.jsonl.xz. Convolutions are left out: their workspaces are
+computed at the replay. Sizes are compared as the allocator rounds them.
 """
 
 from __future__ import annotations

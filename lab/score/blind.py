@@ -1,8 +1,10 @@
 """Score jobs that no fit and no rule has seen, as a user's estimate answers for them.
 
+    python -m lab.score.blind ROWS [--json FILE]
     python -m lab.score.blind DIR [--traces CACHE] [--json FILE]
 
-DIR holds measured runs and their texts (rows*, summaries*, about*), CACHE what `trace_rows` wrote for them.
+ROWS is the file in which `lab.scripts.run` measured, traced and described jobs. DIR is one of the older
+checks: measured runs and their texts (rows*, summaries*, about*), CACHE what `trace_rows` wrote for them.
 Every answer is the product's own, from one text or one trace, with nothing left out of its fits: the runs
 must not be in them. Where rows have utilization, SM activity and its interval are scored as well.
 """
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from lab.command import exit_code
-from lab.ground_truth import MeasuredRun, load_ground_truth
+from lab.ground_truth import MeasuredRun, load_ground_truth, open_text
 from lab.score.accuracy import quantile
 from slurm_gpumem.api import estimate
 from slurm_gpumem.errors import GpumemError
@@ -61,17 +63,29 @@ class Answer(NamedTuple):
 def answers(folder: Path, traces: Optional[Path]) -> List[Answer]:
     """Every run from every input it has."""
     truth = load_ground_truth(folder)
+    traced = _traced_jobs(folder) if folder.is_file() else None
     found = []
     for run in truth.runs:
         need = run.process_mib
         if need is None:
             continue
         for kind in KINDS:
-            if kind == TRACE:
+            if kind == TRACE and traced is not None:
+                text = traced.get(run.key)
+                missing = Answer(run, TRACE, need, None, "not traced")
+                found.append(_answer(run, TRACE, need, text) if text else missing)
+            elif kind == TRACE:
                 found += [_from_trace(run, need, traces)] if traces else []
             elif kind in truth.texts[run.summary]:
                 found.append(_answer(run, kind, need, truth.texts[run.summary][kind].rstrip("\n") + "\n"))
     return found
+
+
+def _traced_jobs(path: Path) -> Dict[str, str]:
+    """Traces by the keys of their jobs."""
+    with open_text(path) as file:
+        rows = [json.loads(line) for line in file]
+    return {row["key"]: row["trace"] for row in rows if row["kind"] == "traced" and "trace" in row}
 
 
 def _from_trace(run: MeasuredRun, need: int, traces: Path) -> Answer:
@@ -231,7 +245,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("folder", type=Path, metavar="ROWS|DIR")
     parser.add_argument("--traces", type=Path, metavar="CACHE", help="a folder that trace_rows filled")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer there, one a line")
     options = parser.parse_args(argv)

@@ -15,7 +15,7 @@ from typing import List, Optional
 
 from lab.command import exit_code
 from lab.places import TRACE_KERNELS, shown
-from lab.score.trace_rows import kept_trace, path_of, trace_missing
+from lab.score.trace_rows import kept_trace, path_of, trace_missing, unpack_own
 from lab.traced_work import kept_lines, line_of, write_traced
 from lab.utilization_runs import Solo, load_solo
 
@@ -33,8 +33,10 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
+    unpack_own(options.cache)
     runs = load_solo()
     missing = [run.row for run in runs if not path_of(options.cache, run.key).exists()]
+    missing = [row for row in missing if row["source"] != "own"]
     if missing and not options.only_write:
         print(f"{len(runs)} jobs, {len(missing)} to trace", flush=True)
         trace_missing(missing, options.cache, options.jobs)

@@ -3,7 +3,8 @@
     python -m lab.score.trace_rows --cache DIR [--part development] [--limit 200] [--match TEXT]
 
 Each run is traced in a forked child with a time limit; what the folder has already is not traced again.
-`trace_score` compares the traces with the measurements.
+Runs of the networks that were written for measuring (source "own") have stored traces, which are put into the
+folder: their code is in the history alone. `trace_score` compares the traces with the measurements.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import gzip
 import json
 import logging
+import lzma
 import random
 import sys
 import time
@@ -25,13 +27,13 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 
 from lab.children import Children
-from lab.collect.build import build_model, import_sources
-from lab.collect.entries import Entry
-from lab.collect.measure import FLOATS, checkpoint, optimizer_over
-from lab.collect.tasks import Feed, task_named
 from lab.command import exit_code
 from lab.ground_truth import load_ground_truth_rows, part_of
-from lab.places import GROUND_TRUTH, shown
+from lab.networks.build import build_model, import_sources
+from lab.networks.entries import Entry
+from lab.networks.tasks import Feed, task_named
+from lab.networks.train import FLOATS, channels_last, checkpoint, optimizer_over
+from lab.places import GROUND_TRUTH, OWN_TRACES, shown
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
@@ -49,7 +51,7 @@ def trace_row(row: Row, **options: Any) -> ModelSummary:
     # Networks that people wrote say "cuda" as they are built and run: the command lets them, so does this.
     theirs = entry.source == "repository"
     with cuda_is_here("cpu") if theirs else nullcontext():
-        model = build_model(entry, row["size"])
+        model = build_model(entry)
     toggles = row.get("toggles", {})
     checkpoint(model, bool(toggles.get("checkpointing")))
     make, loss = task_named(row["task"])
@@ -62,10 +64,8 @@ def trace_row(row: Row, **options: Any) -> ModelSummary:
     def batch(size: int) -> Inputs:
         config = getattr(model, "config", None)
         made = make(Feed(size, row["size"], device, dtype, row["task_args"], config))
-        args = made.args
-        if last:
-            args = tuple(a.to(memory_format=torch.channels_last) if a.dim() == 4 else a for a in args)
-        return Inputs(args, made.kwargs, made.target)
+        made = channels_last(made) if last else made
+        return Inputs(made.args, made.kwargs, made.target)
 
     optimizer: Callable[..., torch.optim.Optimizer] = lambda p: optimizer_over(row["optimizer"], p)  # noqa: E731
     with cuda_is_here("meta") if theirs else nullcontext():
@@ -105,20 +105,28 @@ def kept_trace(cache: Path, key: str) -> Optional[Tuple[ModelSummary, Dict[str, 
     return parse(text, origin=key), beside
 
 
-def chosen_rows(
-    part: str, match: str, limit: int, real: bool, seed: int = 1, data: Optional[Path] = None
-) -> List[Row]:
+def unpack_own(cache: Path) -> None:
+    """Put the stored traces into the folder, where it does not have them yet."""
+    with lzma.open(OWN_TRACES, "rt") as file:
+        for line in file:
+            row = json.loads(line)
+            path = path_of(cache, row["key"])
+            if not path.exists():
+                text = row.pop("trace")
+                write_atomic(path, gzip.compress(f"{json.dumps(row)}\n{text}".encode(), 1), mode=None)
+
+
+def chosen_rows(part: str, match: str, limit: int, seed: int = 1, data: Optional[Path] = None) -> List[Row]:
     """Good rows of a part, in a random order that takes one row of every model before any second."""
     rows = [row for row in load_ground_truth_rows(data) if not row.get("error") and row.get("reserved_bytes")]
     rows = [row for row in rows if part in ("all", part_of(row["model"])) and match in row["key"]]
-    rows = [row for row in rows if not real or not row["family"].startswith("synthetic")]
+    rows = [row for row in rows if row["source"] != "own"]
     random.Random(seed).shuffle(rows)
     rounds: Dict[str, int] = {}
     order = []
     for index, row in enumerate(rows):
         rounds[row["model"]] = rounds.get(row["model"], 0) + 1
-        synthetic = row["family"].startswith("synthetic")
-        order.append((rounds[row["model"]] + (index % 3 if synthetic else 0), index))
+        order.append((rounds[row["model"]], index))
     ordered: List[Row] = [rows[index] for _, index in sorted(order)]
     return ordered[:limit] if limit else ordered
 
@@ -143,7 +151,6 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--data", type=Path, metavar="DIR", help=f"measured runs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--match", default="", metavar="TEXT", help="only keys with this text")
-    parser.add_argument("--real", action="store_true", help="no generated networks")
     parser.add_argument("--limit", type=int, default=0, metavar="N")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
     parser.add_argument("--again", action="store_true", help="trace these again")
@@ -153,7 +160,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
-    rows = chosen_rows(options.part, options.match, options.limit, options.real, data=options.data)
+    unpack_own(options.cache)
+    rows = chosen_rows(options.part, options.match, options.limit, data=options.data)
     left = [row for row in rows if options.again or not path_of(options.cache, row["key"]).exists()]
     print(f"{len(rows)} runs, {len(left)} to trace", flush=True)
     trace_missing(left, options.cache, options.jobs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
 
 @lru_cache(maxsize=1)
@@ -21,6 +21,16 @@ def process_peaks(pid: int) -> int:
     mine = {pid, *_descendants(pid)}
     running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
     return max((int(one.usedGpuMemory or 0) for one in running if one.pid in mine), default=0)
+
+
+def gpu_facts() -> Dict[str, Any]:
+    """The GPU's name and memory, for the row."""
+    nvml, gpu = _handle()
+    name = nvml.nvmlDeviceGetName(gpu)
+    return {
+        "gpu": name.decode() if isinstance(name, bytes) else name,
+        "gpu_mib": int(nvml.nvmlDeviceGetMemoryInfo(gpu).total) >> 20,
+    }
 
 
 def _descendants(pid: int) -> List[int]:

@@ -1,9 +1,6 @@
-"""Run every script of some lists on the GPU; one row each, written as it comes.
+"""What a row says of a run on the GPU.
 
-    python -m lab.scripts.measure sixth --repositories DIR --out rows.jsonl [--only TEXT] [--seconds 40]
-
-A script runs until it ends or `--seconds` are over; its memory is the largest that NVML showed for its
-processes.
+A script runs until it ends or its time is over; its memory is the largest that NVML showed for its processes.
 """
 
 from __future__ import annotations
@@ -14,26 +11,16 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict
 
-from lab.command import exit_code
-from lab.scripts.gpu_memory import process_peaks
-from lab.scripts.run import Prepared, each, parser
+from lab.scripts.gpu_memory import gpu_facts, process_peaks
+from lab.scripts.run import Prepared
 
 _POLL_S = 0.02
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    """Entry point."""
-    options = parser("python -m lab.scripts.measure", str(__doc__))
-    options.add_argument("--seconds", type=float, default=40.0, help="of each run")
-    args = options.parse_args(argv)
-    args.limit_seconds -= args.seconds
-    return exit_code(lambda: each(args, lambda script: measured(script, args.seconds), _line))
-
-
 def measured(script: Prepared, seconds: float) -> Dict[str, Any]:
-    """What a row says of the run: its memory, and how it ended."""
+    """Its memory, and how it ended."""
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as output:
         report = Path(scratch, "measured")
         started = time.monotonic()
@@ -74,6 +61,10 @@ def measured(script: Prepared, seconds: float) -> Dict[str, Any]:
         "run_seconds": round(time.monotonic() - started, 2),
         "run_code": ended,
         "run_tail": text[-600:] if ended not in (0, None) else "",
+        **gpu_facts(),
+        **({"error": text[-300:]} if script.job and ended else {}),
+        # A scaler that skips every step leaves no state of the optimizer.
+        **({"optimizer_tensors": 0} if script.job and not largest.get("first_step") else {}),
     }
 
 
@@ -83,12 +74,3 @@ def _json(path: Path) -> Dict[str, Any]:
     except ValueError:
         return {}  # cut off in the middle of a line
     return found
-
-
-def _line(row: Dict[str, Any]) -> str:
-    tail = row["run_tail"][-150:].replace("\n", " | ")
-    return f"measured {row['process_bytes'] >> 20} MiB, code {row['run_code']} {tail}".rstrip()
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

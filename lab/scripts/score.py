@@ -4,8 +4,7 @@
     python -m lab.scripts.score LIST ... [--later] [--as-traced]  every script of these, together
     python -m lab.scripts.score rows.jsonl ...                    the same for rows in other files
 
-lab/data/scripts/LIST holds traced.jsonl.xz, measured.jsonl.xz and, where scripts were traced again since,
-later.jsonl.xz. Rows of one name are put together.
+Rows are those of lab/data/scripts/LIST.jsonl.xz; the rows of one name are put together.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence
 
 from lab.command import exit_code
 from lab.ground_truth import open_text
-from lab.places import DATA
-from lab.scripts.run import LISTS
+from lab.places import SCRIPT_ROWS
+from lab.scripts.lists import LISTS
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.units import MIB, ceil_div
@@ -28,7 +27,6 @@ from slurm_gpumem.units import MIB, ceil_div
 _ON_THE_CPU = 64 << 20
 _NEVER_TRAINED = 1 << 30
 """A run that ended with an error and took less than this had not begun: little more than a context."""
-ROWS = DATA / "scripts"
 Row = Dict[str, Any]
 
 
@@ -90,15 +88,15 @@ def _print(args: argparse.Namespace) -> int:
 def load(names: Iterable[str], later: bool = False) -> List[Row]:
     """The rows of lists or files by the scripts' names."""
     rows: Dict[str, Row] = {}
-    kinds = ("traced", "later", "measured") if later else ("traced", "measured")
     for name in names:
-        own = [ROWS / name / f"{kind}.jsonl.xz" for kind in kinds] if name in LISTS else [Path(name)]
-        found = [path for path in own if path.exists()]  # not every list was traced again
-        if not found:
+        path = SCRIPT_ROWS / f"{name}.jsonl.xz" if name in LISTS else Path(name)
+        if not path.exists():
             raise UsageError(f"{name} is no file of rows and no list; lists: {', '.join(LISTS)}")
-        for path in found:
-            with open_text(path) as file:
-                for row in map(json.loads, file):
+        with open_text(path) as file:
+            found = [json.loads(line) for line in file]
+        for kind in ("traced", "again", "measured") if later else ("traced", "measured"):
+            for row in found:
+                if row["kind"] == kind:
                     rows.setdefault(row["name"], {}).update(row)
     return list(rows.values())
 
@@ -110,9 +108,9 @@ def judge(rows: Iterable[Row], gpu: str, as_traced: bool = False) -> Result:
         if row.get("process_bytes", 0) < _ON_THE_CPU:
             continue  # failed by itself, or never used the GPU
         ended = row["run_code"] not in (0, None)
-        if ended and ("summary" not in row or row["process_bytes"] < _NEVER_TRAINED):
+        if ended and ("trace" not in row or row["process_bytes"] < _NEVER_TRAINED):
             result.failed.append(str(row["name"]))
-        elif "summary" not in row:
+        elif "trace" not in row:
             result.not_traced.append(str(row["name"]))
         else:
             result.judged.append(_judged(row, gpu, as_traced))
@@ -120,7 +118,7 @@ def judge(rows: Iterable[Row], gpu: str, as_traced: bool = False) -> Result:
 
 
 def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
-    made = estimate(row["summary"], gpu=gpu)
+    made = estimate(row["trace"], gpu=gpu)
     noted = as_traced and "peak_mib" in row  # the first list's were not
     reserved = round(row["reserved_bytes"] / MIB)
     context = made.parts["context"]
@@ -205,8 +203,8 @@ def _times(result: Result) -> str:
 
 def _traced_only(rows: Sequence[Row]) -> str:
     """Of rows that were not measured: how many were traced, and how long that took."""
-    traced = [row for row in rows if "summary" in row]
-    failed = sorted(str(row["name"]) for row in rows if "trace_error" in row and "summary" not in row)
+    traced = [row for row in rows if "trace" in row]
+    failed = sorted(str(row["name"]) for row in rows if "trace_error" in row and "trace" not in row)
     said = f"traced: {len(traced)} of {len(traced) + len(failed)} (not: {', '.join(failed) or 'none'})"
     if not traced:
         return said

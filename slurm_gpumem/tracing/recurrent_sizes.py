@@ -1,6 +1,6 @@
 """How much memory cuDNN needs for a recurrent network.
 
-Derived from 426 networks measured on an H200 with cuDNN 9.19 (`python -m lab.probe.operators`);
+Derived from 426 networks measured on an H200 with cuDNN 9.19 (lab/data/ground-truth);
 the reserve is exact there. Sizes of the workspace are numbers per token and per row of the batch. Those 426
 had inputs narrower than their states and no packed sequences: what wider inputs and packed LSTMs need comes
 from 107 others, most of one layer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import pytest
 
@@ -54,19 +54,6 @@ def test_a_child_past_its_time_is_killed() -> None:
     ended = _run(_hang, limit=0.2)[0]
     assert ended.answer is None
     assert ended.error.startswith("time limit: killed after")
-
-
-def test_all_children_can_be_ended_at_once_and_none_is_left() -> None:
-    children = Children()
-    for tag in range(3):
-        children.start(tag, _hang, 60)
-    pids: List[int] = list(children._running)
-    ended = children.kill_all()
-    assert [e.error for e in ended] == ["stopped: the run's own time was over"] * 3
-    assert len(children) == 0
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
 
 
 def test_children_leave_no_files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

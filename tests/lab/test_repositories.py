@@ -10,12 +10,11 @@ import pytest
 
 pytest.importorskip("torch", reason="networks are built with torch")
 
-from lab.collect.build import build_model
-from lab.collect.entries import Entry, load_catalogue
-from lab.collect.memory import describe_job
-from lab.collect.repositories import FOLDER, build_from_repository
-from lab.collect.sample import Job
-from lab.collect.summarise import summarise
+from lab.networks.build import build_model
+from lab.networks.entries import Entry
+from lab.networks.jobs import Job
+from lab.networks.repositories import FOLDER, build_from_repository
+from lab.networks.texts import summary_texts
 from lab.score.trace_rows import trace_row
 from slurm_gpumem.errors import ConfigError
 
@@ -109,16 +108,6 @@ def test_without_the_folder_the_variable_is_named(monkeypatch: pytest.MonkeyPatc
         build_from_repository("ann/nets@c0ffee:models.net.Net", {})
 
 
-def test_the_catalogue_names_repository_commit_and_class() -> None:
-    mine = [entry for entry in load_catalogue(["third", "fourth"]) if entry.source == "repository"]
-    assert len(mine) > 120
-    for entry in mine:
-        repository, _, name = entry.build.partition(":")
-        commit = repository.partition("@")[2]
-        assert len(commit) == 40, entry.id
-        assert name.count(".") >= 1, entry.id
-
-
 GPU_NET = """
 import torch
 
@@ -151,10 +140,10 @@ def test_a_network_that_says_cuda_is_traced_and_described_without_a_gpu(reposito
         sizes=(64,),
     )
     job = Job(entry, 64, 8, "adam", "fp32", {})
-    trace = trace_row(describe_job(job)).trace
+    trace = trace_row(job.as_row()).trace
     assert trace is not None
     assert trace.job.batch == 8
-    texts = summarise(job)
+    texts = summary_texts(job)
     assert texts["parameters"] == 2 * 64 * 64 + 64
     assert "Linear(in_features=64" in texts["print"]
 
@@ -168,4 +157,4 @@ def test_an_entry_is_built_by_its_source(repositories: Path) -> None:
         task="squares",
         args={"configs": {}},
     )
-    assert build_model(entry, 1).training
+    assert build_model(entry).training

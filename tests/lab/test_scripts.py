@@ -12,37 +12,37 @@ from typing import Any, Dict, List, Tuple
 import pytest
 
 from lab.ground_truth import open_text
+from lab.places import SCRIPT_ROWS
 from lab.scripts import measure, run, score
-from lab.scripts.recipes import RECIPES
+from lab.scripts.lists import HERE, LISTS, Script, load_list
+from slurm_gpumem.errors import UsageError
 
 HALVES = [(name, f"{name}-blind") for name in ("third", "fourth", "fifth")]
 
 
-def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> None:
+def test_every_script_of_every_list_has_a_commit_and_recipes_that_are_programs() -> None:
     names: List[str] = []
-    for path in run.LISTS.values():
-        for script in run.load_scripts(path):
+    for path in LISTS.values():
+        for script in load_list(path):
             names.append(script.name)
-            assert set(script.data.values()) <= set(RECIPES), script.name
+            for program in script.data.values():
+                compile(program, script.name, "exec")
             assert script.repository == "finetune" or len(script.commit) == 40, script.name
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("halves", HALVES)
 def test_the_halves_of_a_list_are_even_and_scripts_of_no_other_list(halves: Tuple[str, str]) -> None:
-    development, blind = (run.load_scripts(run.LISTS[name]) for name in halves)
+    development, blind = (load_list(LISTS[name]) for name in halves)
     assert abs(len(development) - len(blind)) <= 1
     assert len(development) + len(blind) >= 40
     others = {
-        _file(script)
-        for name, path in run.LISTS.items()
-        if name not in halves
-        for script in run.load_scripts(path)
+        _file(script) for name, path in LISTS.items() if name not in halves for script in load_list(path)
     }
     assert not others & {_file(script) for script in [*development, *blind]}
 
 
-def _file(script: run.Script) -> Tuple[str, str, str]:
+def _file(script: Script) -> Tuple[str, str, str]:
     return script.repository, script.folder, script.command.split()[1]
 
 
@@ -59,8 +59,8 @@ def _listed(folder: Path, names: List[str]) -> Path:
 
 
 def _main(folder: Path, out: Path, *more: str) -> List[str]:
-    options = run.parser("run", "").parse_args(["--repositories", str(folder), "--out", str(out), *more])
-    assert run.each(options, lambda script: {}, lambda row: "") == 0
+    options = run.parser().parse_args(["trace", *more, "--repositories", str(folder), "--out", str(out)])
+    assert run.each(options, lambda script, args: {"trace_error": "none here"}) == 0
     return [json.loads(line)["name"] for line in out.read_text().splitlines() if line.endswith("}")]
 
 
@@ -77,6 +77,42 @@ def test_the_same_command_again_goes_on_with_the_scripts_without_a_row(
     assert sorted(_main(tmp_path, out, str(listed), str(listed))) == ["first", "second", "third"]
 
 
+def test_a_row_of_another_kind_does_not_count_as_done(tmp_path: Path) -> None:
+    listed = _listed(tmp_path, ["one"])
+    out = tmp_path / "rows.jsonl"
+    out.write_text(json.dumps({"kind": "measured", "name": "one"}) + "\n")
+    assert _main(tmp_path, out, str(listed)) == ["one", "one"]
+    assert _main(tmp_path, out, str(listed), "--again") == ["one", "one", "one"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "a"\ncommand = "python a.py"\ncolour = 1', "a has an unknown key colour"),
+        ('name = "a"', "a needs a command or a job"),
+        ('name = "a"\ncommand = "python a.py"\ndata = { "x" = "gold" }', "not there: gold"),
+    ],
+)
+def test_an_entry_that_is_wrong_is_named(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "list.toml"
+    path.write_text(f"[[script]]\n{text}\n")
+    with pytest.raises(UsageError, match=said):
+        load_list(path)
+
+
+def test_a_list_brings_its_own_recipes(tmp_path: Path) -> None:
+    path = tmp_path / "list.toml"
+    path.write_text(
+        '[[script]]\nname = "a"\ncommand = "python a.py"\ndata = { "here/x.txt" = "mine", "m" = "mnist" }\n'
+        "[recipes]\nmine = '''\npath.parent.mkdir()\npath.write_text(sentence(3, 4))\n'''\n"
+    )
+    (script,) = load_list(path)
+    for where, program in script.data.items():
+        run.make_data(tmp_path / where, program, sys.executable)
+    assert len((tmp_path / "here" / "x.txt").read_text().split()) == 3
+    assert (tmp_path / "m" / "MNIST" / "raw" / "train-images-idx3-ubyte").stat().st_size == 16 + 1280 * 784
+
+
 def test_no_script_is_started_when_the_time_is_over(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,19 +127,21 @@ def test_a_measured_run_says_when_it_took_its_first_optimizer_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "process_peaks", lambda pid: 7 << 20)
+    monkeypatch.setattr(measure, "gpu_facts", lambda: {})
     script = (
         "import json, os, time; where = os.environ['GPUMEM_SCRIPTS_MEASURE'];"
         "began = time.time() - float(os.environ['GPUMEM_SCRIPTS_STARTED']);"
         "json.dump({'reserved': 5, 'first_step': began}, open(where + '.1', 'w'))"
     )
-    row = measure.measured(run.Prepared([sys.executable, "-c", script], tmp_path, dict(os.environ)), 60.0)
+    row = measure.measured(run.Prepared([sys.executable, "-c", script], tmp_path, dict(os.environ), {}), 60.0)
     assert row["run_code"] == 0
     assert 0 <= row["start_seconds"] <= row["run_seconds"] + 0.1  # which is rounded
 
 
 def test_the_time_of_a_trace_is_scored_beyond_the_script_s_own_start() -> None:
-    traced = next(row for row in _rows("third/traced.jsonl.xz") if "summary" in row)
-    measured = {row["name"]: row for row in _rows("third/measured.jsonl.xz")}[traced["name"]]
+    rows = _rows("third")
+    traced = next(row for row in rows if "trace" in row)
+    measured = {row["name"]: row for row in rows if row["kind"] == "measured"}[traced["name"]]
     row = {**traced, **measured, "trace_seconds": 30.0, "start_seconds": 22.5}
     assert "beyond the script's own start 7.5 s (1 scripts)" in score.lines([row], "h200")[-1]
     assert "own start" not in score.lines([{**row, "start_seconds": None}], "h200")[-1]
@@ -112,7 +150,7 @@ def test_the_time_of_a_trace_is_scored_beyond_the_script_s_own_start() -> None:
 def test_without_a_list_every_list_has_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(score, "LISTS", {"fourth-blind": run.LISTS["fourth-blind"]})
+    monkeypatch.setattr(score, "LISTS", {"fourth-blind": LISTS["fourth-blind"]})
     assert score.main(["--as-traced"]) == 0
     heads, line = capsys.readouterr().out.splitlines()
     assert heads.split()[:2] == ["list", "scripts"]
@@ -121,7 +159,7 @@ def test_without_a_list_every_list_has_one_line(
 
 def test_scripts_that_were_traced_again_count_with_later_only() -> None:
     first, later = (score.load(["sixth"], later) for later in (False, True))
-    assert sum("summary" in row for row in later) == sum("summary" in row for row in first) + 1
+    assert sum("trace" in row for row in later) == sum("trace" in row for row in first) + 1
     assert all("run_code" in row for row in later)
 
 
@@ -131,15 +169,13 @@ def test_a_list_that_is_not_there_is_told_by_name(capsys: pytest.CaptureFixture[
 
 
 def _rows(name: str) -> List[Dict[str, Any]]:
-    with open_text(score.ROWS / name) as file:
+    with open_text(SCRIPT_ROWS / f"{name}.jsonl.xz") as file:
         return [json.loads(line) for line in file]
 
 
 @pytest.fixture
 def lists() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "list_datasets", Path(run.__file__).parent / "injected" / "list_datasets.py"
-    )
+    spec = importlib.util.spec_from_file_location("list_datasets", HERE / "injected" / "list_datasets.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -181,9 +217,9 @@ def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:
         return {"name": name, **others}
 
     rows = [
-        row("one", summary="{}", trace_seconds=10.0, trace_first_step=7.0),
-        row("two", summary="{}", trace_seconds=30.0, trace_first_step=25.0),
-        row("again", summary="{}", trace_seconds=20.0, trace_error="before it was fixed"),
+        row("one", trace="{}", trace_seconds=10.0, trace_first_step=7.0),
+        row("two", trace="{}", trace_seconds=30.0, trace_first_step=25.0),
+        row("again", trace="{}", trace_seconds=20.0, trace_error="before it was fixed"),
         row("three", trace_error="why", trace_seconds=3.0),
         row("four", not_prepared="no h5py"),
     ]

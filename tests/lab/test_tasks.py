@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="batches are tensors")
 
 import torch
 
-from lab.collect.tasks import Feed, task_named
+from lab.networks.tasks import Feed, task_named
 
 
 def _feed(inputs: object) -> Feed:

@@ -1,7 +1,7 @@
 """Convolutions that were measured one by one, if they need another workspace than the trees predict.
 
 The trees of convolutions.py predict cuDNN's workspace for any convolution; sometimes they are wrong. The
-convolutions of common models were measured at all common batch sizes (lab/probe/powers.py). The data
+convolutions of common models were measured at all common batch sizes (lab/data/ground-truth). The data
 file keeps the measurements where the trees were wrong, and the powers of two at which a convolution was
 measured: for other calls at these powers the trees are right. If cuDNN changes its choice between two powers
 of two, it also keeps the measurement halfway.

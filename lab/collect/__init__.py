@@ -1,1 +1,0 @@
-"""Training runs measured on a GPU."""

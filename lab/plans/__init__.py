@@ -1,1 +1,0 @@
-"""Configurations of what is collected: ranges, counts, seeds."""

@@ -1,1 +1,0 @@
-"""Hand-written networks of the kinds that no model zoo covers, built by name and arguments."""

@@ -1,1 +1,0 @@
-"""Networks as researchers write them: what matters happens in `forward`, between the modules."""

@@ -1,1 +1,0 @@
-"""Networks of the second blind set: kept apart, nothing is fitted on them."""
