@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,15 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import SECONDS
 
 COVERAGE_HELP = "share of jobs like it that the request is to hold for, like 0.9 (default: the site's)"
+
+
+def help_formatter(prog: str) -> argparse.HelpFormatter:
+    """argparse's own, told the terminal's width: it would load shutil for it with the first option."""
+    try:
+        columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size().columns
+    except (ValueError, OSError):
+        columns = 80
+    return argparse.HelpFormatter(prog, width=columns - 2)
 
 
 def whole(text: str) -> int:

@@ -19,6 +19,8 @@ PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
 LOSSES = ("cross-entropy", "mse", "none")
 INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
 MODULE_LOADING = ("auto", "lazy", "eager")
+SITE_SUFFIX = "+site"
+"""Behind an estimator's name where the site's own layer moved its answer."""
 RESERVE_MIB = 1024
 """GPU memory that is not handed out: the driver's own (616 MiB of an H200), MPS servers of 66 MiB each."""
 MUCH_UNSEEN = 0.1

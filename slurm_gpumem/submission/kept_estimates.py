@@ -1,4 +1,4 @@
-"""Estimates that are kept: a model that is submitted again as before is not estimated again.
+"""Estimates that are kept: a model that is estimated or submitted again as before is not estimated again.
 
 An estimate is known by the summary's text, the training, the GPU and the code and data that made it; those
 are compared by size and time of change, so that an upgrade, a file that the site learned or an edited source
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.data import FOLDERS, package_folder
+from slurm_gpumem.estimators.registry import FROM_RUNS
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Unseen, Utilization
 from slurm_gpumem.xdg import cache_path
 
@@ -32,8 +33,12 @@ _TUPLES = ("warnings", "assumptions", "requests", "base")
 def estimate_once(
     name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]
 ) -> Estimate:
-    """The estimate with the job's utilization: the kept one, else a new one, which is kept."""
-    path = _path(name, summary, job, gpu, coverage) if summary.digest else None
+    """The estimate with the job's utilization: the kept one, else a new one, which is kept.
+
+    What was measured of earlier runs is never kept: the next run changes it.
+    """
+    keeps = bool(summary.digest) and name not in FROM_RUNS
+    path = _path(name, summary, job, gpu, coverage) if keeps else None
     found = _kept(path, job) if path else None
     if found is not None:
         return found
@@ -98,7 +103,7 @@ def _keep(path: str, made: Estimate) -> None:
         write_atomic(place, json.dumps(_content(made)), mode=0o600)
         keep_newest(place.parent, _KEPT)
     except OSError:
-        pass  # A full disk or a home that cannot be written: the next submission estimates again.
+        pass  # A full disk or a home that cannot be written: the next call estimates again.
 
 
 def _content(made: Estimate) -> Dict[str, Any]:
