@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
@@ -107,8 +105,5 @@ def _standard_input() -> str:
 
 
 def named_summary(path: str) -> ModelSummary:
-    """The summary of a file, or of standard input (-); one that names no model is called like its file."""
-    if path == "-":
-        return read_summary(_standard_input())
-    summary = read_summary(path)
-    return summary if summary.name else replace(summary, name=Path(path).stem)
+    """The summary of a file, or of standard input (-)."""
+    return read_summary(_standard_input() if path == "-" else path)

@@ -195,8 +195,7 @@ WIDEST_INTERVAL = 60.0
 """Points of SM activity: with a wider interval a job may be nearly idle or nearly full."""
 
 
-@dataclass(frozen=True)
-class Utilization:
+class Utilization(NamedTuple):
     """How hard a job drives its GPU when it is alone there, before it runs; percent and seconds."""
 
     sm_active: float

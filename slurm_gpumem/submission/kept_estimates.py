@@ -110,8 +110,7 @@ def _content(made: Estimate) -> Dict[str, Any]:
     """All but the training, which is known, and the rebuilt step, which nobody asks for after a decision."""
     content = {one.name: getattr(made, one.name) for one in fields(made) if one.name not in ("job", "step")}
     if made.utilization is not None:
-        used = {one.name: getattr(made.utilization, one.name) for one in fields(made.utilization)}
-        content["utilization"] = used
+        content["utilization"] = made.utilization._asdict()
     if made.unseen is not None:
         content["unseen"] = made.unseen._asdict()
     return content

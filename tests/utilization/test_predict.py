@@ -124,7 +124,7 @@ def test_an_interval_that_says_nothing_is_reported_as_unknown() -> None:
     assert made.utilization is not None
     assert made.utilization.is_known
     wide = {**made.utilization.intervals, "sm_active": (11.0, 88.0)}
-    unsure = replace(made, utilization=replace(made.utilization, intervals=wide))
+    unsure = replace(made, utilization=made.utilization._replace(intervals=wide))
     summary = read_summary(EXAMPLES / "resnet50.txt")
     shown = detail_lines(summary, unsure, find_gpu("h200"), 1024)
     assert any("SM activity unknown (11 to 88 %)" in line for line in shown)
