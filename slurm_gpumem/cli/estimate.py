@@ -215,7 +215,7 @@ def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[D
 
 def _check_line(summary: ModelSummary, rule: str) -> None:
     """A line would let such a job share where the site does not want it to: slurmctld sees only the line."""
-    unseen = registry.unseen_code(summary)
+    unseen = registry.custom_forward(summary)
     if rule != "widen" and unseen is not None and unseen.is_much:
         raise UsageError(f"{unseen.message}. This site makes no memory line from such a text (text.unknown)")
 

@@ -10,7 +10,7 @@ from typing import Callable, Iterator, Optional
 
 from slurm_gpumem.errors import SummaryError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.coverage import with_coverage, within
-from slurm_gpumem.estimators.types import SITE_SUFFIX, Estimate, Estimator, Gpu, TrainingJob, Unseen
+from slurm_gpumem.estimators.types import SITE_SUFFIX, CustomForward, Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
 ESTIMATORS = {
@@ -61,14 +61,14 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
     return lambda job: run(name, summary, job, gpu, coverage)
 
 
-def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
+def custom_forward(summary: ModelSummary) -> Optional[CustomForward]:
     """The code that a text cannot show; None for a trace, which shows all of it, and a known model."""
     from slurm_gpumem.estimators.known.recognize import recognized
 
     if summary.trace is not None or recognized(summary):
         return None
     if not summary.has_shapes:
-        return Unseen(1.0, (summary.name,) if summary.name else (), no_shapes=True)
+        return CustomForward(1.0, (summary.name,) if summary.name else (), no_shapes=True)
     from slurm_gpumem.estimators.corrected.unseen import unseen
 
     return unseen(summary)
@@ -83,15 +83,15 @@ def refuse_guess(summary: ModelSummary, estimator: str) -> None:
     """SummaryError for a text without shapes that is of no known model, unless an estimator was chosen."""
     if estimator != "auto" or summary.has_shapes:
         return
-    unseen = unseen_code(summary)
-    if unseen is None or not unseen.no_shapes:
+    custom = custom_forward(summary)
+    if custom is None or not custom.no_shapes:
         return
     from slurm_gpumem.summaries.example_input import example_input, takes_tokens, torchinfo_call
     from slurm_gpumem.summaries.input_shape import shape_words
 
     sample = example_input(summary)
     raise SummaryError(
-        f"{unseen.message}: an estimate may be wrong by a factor of ten.\n"
+        f"{custom.message}: an estimate may be wrong by a factor of ten.\n"
         f"Say its input (like --input {shape_words(sample)}, the batch left out), give a text with shapes\n"
         f"({torchinfo_call(sample, takes_tokens(summary))})\n"
         "or trace the training (gpumem trace -- python train.py). --estimator corrected guesses anyway."
@@ -149,7 +149,7 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
         found = _run((DEFAULT if summary.trace is None else TRACE) + SITE_SUFFIX, summary, job, gpu)
         # Whoever decides by it must know that it is a guess.
         guess = summary.trace is None and not summary.has_shapes
-        return replace(found, unseen=unseen_code(summary)) if guess else found
+        return replace(found, custom_forward=custom_forward(summary)) if guess else found
     if name.endswith(SITE_SUFFIX):
         from slurm_gpumem.estimators.site_layer import adjusted
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.data import FOLDERS, package_folder
 from slurm_gpumem.estimators.registry import FROM_RUNS
-from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Unseen, Utilization
+from slurm_gpumem.estimators.types import CustomForward, Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.xdg import cache_path
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def _content(made: Estimate) -> Dict[str, Any]:
     content = {one.name: getattr(made, one.name) for one in fields(made) if one.name not in ("job", "step")}
     if made.utilization is not None:
         content["utilization"] = made.utilization._asdict()
-    if made.unseen is not None:
-        content["unseen"] = made.unseen._asdict()
+    if made.custom_forward is not None:
+        content["custom_forward"] = made.custom_forward._asdict()
     return content
 
 
@@ -120,13 +120,13 @@ def _estimate(content: Dict[str, Any], job: TrainingJob) -> Estimate:
     """The estimate of a file; ValueError, KeyError or TypeError where it is damaged."""
     for name in _TUPLES:
         content[name] = None if content[name] is None else tuple(content[name])
-    used, unseen = content["utilization"], content["unseen"]
+    used, custom = content["utilization"], content["custom_forward"]
     if used is not None:
         intervals = {name: (float(low), float(high)) for name, (low, high) in used["intervals"].items()}
         used = Utilization(**{**used, "intervals": intervals, "warnings": tuple(used["warnings"])})
-    if unseen is not None:
-        unseen = Unseen(**{**unseen, "classes": tuple(unseen["classes"])})
-    found = Estimate(**{**content, "utilization": used, "unseen": unseen}, job=job)
+    if custom is not None:
+        custom = CustomForward(**{**custom, "classes": tuple(custom["classes"])})
+    found = Estimate(**{**content, "utilization": used, "custom_forward": custom}, job=job)
     if not all(isinstance(size, int) and size > 0 for size in (found.peak_mib, found.request_mib)):
         raise ValueError("no sizes")
     return found
