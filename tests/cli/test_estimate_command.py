@@ -82,6 +82,15 @@ def test_explain_has_few_lines_and_tells_the_rest_on_request() -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
 
 
+def test_the_same_question_again_is_answered_by_the_kept_estimate(tmp_path: Path) -> None:
+    call = ("estimate", str(CNN), "--batch-size", "64", "--gpu", "h200")
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    first, again = _gpumem(*call, env=env), _gpumem(*call, env=env)
+    assert (first.returncode, again.returncode) == (0, 0)
+    assert (again.stdout, again.stderr) == (first.stdout, first.stderr)
+    assert len(list((tmp_path / "gpumem" / "estimates").iterdir())) == 1
+
+
 def test_a_terminal_without_utf8_gets_ascii() -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = _gpumem("estimate", str(CNN), "--batch-size", "64", "--explain", env=ascii_only)
