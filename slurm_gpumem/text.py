@@ -54,7 +54,7 @@ def near_names(given: str, known: Sequence[str]) -> List[str]:
 
 
 _CUT_SHORT = 3
-"""Letters from which on the beginning of a name stands for it."""
+"""Shortest prefix that is accepted as an abbreviation of a name."""
 
 
 def _letters(name: str) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import replace
-from typing import List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import (
     COVERAGE_HELP,
     add_environment_options,
     add_ranks,
+    help_formatter,
     named_summary,
     own_options,
     positive,
@@ -23,8 +23,7 @@ from slurm_gpumem.cli.target_options import (
     add_generate_option,
     traced_subject,
 )
-from slurm_gpumem.config.load import load_config
-from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
+from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.resolve import resolve_job
@@ -33,30 +32,22 @@ from slurm_gpumem.estimators.types import (
     LOSSES,
     OPTIMIZERS,
     PRECISIONS,
+    Estimate,
+    Gpu,
     TrainingJob,
 )
-from slurm_gpumem.estimators.whatif import Alternatives, alternatives
-from slurm_gpumem.report.estimate import (
-    SCHEMA,
-    activity_line,
-    comparison_lines,
-    estimate_json,
-    explain_lines,
-    fit_line,
-    result_line,
-    warnings_of,
-)
-from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive, read_directives
-from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.activity import activity_of
-from slurm_gpumem.submission.default_gpu import choose_gpu
+from slurm_gpumem.report.estimate import comparison_lines, fit_line, result_line, warnings_of
 from slurm_gpumem.submission.job_variables import job_environment
+from slurm_gpumem.submission.kept_estimates import estimate_once
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import sizes_in
-from slurm_gpumem.utilization.predict import estimate_with_utilization
+
+if TYPE_CHECKING:
+    # What only some options need is loaded where they are used.
+    from slurm_gpumem.slurm.directives import Directive
+    from slurm_gpumem.slurm.script import BatchScript
 
 ALL = "all"
 
@@ -84,35 +75,75 @@ def _run(args: argparse.Namespace) -> int:
         for warning in (*config.warnings, *settings.remarks(), *summary.warnings):
             say(f"warning: {warning}")
         return 0
-    chosen_gpu = choose_gpu(settings.gpu, config, shard_mib)
-    (gpu,) = chosen_gpu.gpus
+    gpu, gpu_notes = _gpu(settings, config, shard_mib)
     names = registry.names_for(summary) if estimator == ALL else [estimator]
     coverage = settings.coverage or config.sharing.coverage
-    estimates = [estimate_with_utilization(name, summary, job, gpu, coverage) for name in names]
-    chosen = estimates[0]
-    other = Alternatives()
-    if args.explain:
-        other = alternatives(chosen, gpu, registry.same_way(chosen, summary, gpu), shard_mib)
+    estimates = [estimate_once(name, summary, job, gpu, coverage) for name in names]
     if args.json:
-        print(json.dumps(estimate_json(summary, gpu, estimates, other, shard_mib)))
-        _notes(chosen_gpu.notes)
+        _print_json(args, summary, gpu, estimates, shard_mib)
+        _notes(gpu_notes)
         return 0
+    chosen = estimates[0]
     lines: List[str] = []
     if args.explain:
-        lines += explain_lines(summary, chosen, gpu, other, shard_mib)
-        site = config.sharing.slowdown_in([""])
-        activity = activity_of(chosen.utilization, settings.max_slowdown, site, config.sharing)
-        lines += activity_line(activity)
+        lines += _explained(args, summary, gpu, chosen, shard_mib, settings, config)
     if len(estimates) > 1:
         lines += comparison_lines(estimates, shard_mib)
     elif not args.explain:
         lines.append(result_line(summary, chosen, shard_mib))
     lines += fit_line(chosen, gpu)
     print("\n".join(lines))
-    _notes((*notes, *chosen_gpu.notes))
+    _notes((*notes, *gpu_notes))
     for warning in (*config.warnings, *settings.remarks(), *warnings_of(summary, chosen)):
         say(f"warning: {warning}")
     return 0
+
+
+def _gpu(settings: JobSettings, config: Config, shard_mib: int) -> Tuple[Gpu, Tuple[str, ...]]:
+    """The GPU that the estimate is for, and notes on the choice."""
+    if settings.gpu:
+        from slurm_gpumem.estimators.gpus import find_gpu
+
+        return find_gpu(settings.gpu).in_shards(shard_mib), ()
+    from slurm_gpumem.submission.default_gpu import choose_gpu
+
+    chosen = choose_gpu(None, config, shard_mib)
+    return chosen.gpus[0], chosen.notes
+
+
+def _print_json(
+    args: argparse.Namespace, summary: ModelSummary, gpu: Gpu, estimates: List[Estimate], shard_mib: int
+) -> None:
+    import json
+
+    from slurm_gpumem.estimators.whatif import Alternatives, alternatives
+    from slurm_gpumem.report.estimate_json import estimate_json
+
+    chosen = estimates[0]
+    other = Alternatives()
+    if args.explain:
+        other = alternatives(chosen, gpu, registry.same_way(chosen, summary, gpu), shard_mib)
+    print(json.dumps(estimate_json(summary, gpu, estimates, other, shard_mib)))
+
+
+def _explained(
+    args: argparse.Namespace,
+    summary: ModelSummary,
+    gpu: Gpu,
+    estimate: Estimate,
+    shard_mib: int,
+    settings: JobSettings,
+    config: Config,
+) -> List[str]:
+    from slurm_gpumem.estimators.whatif import alternatives
+    from slurm_gpumem.report.explained import activity_line, detail_lines, explain_lines
+    from slurm_gpumem.submission.activity import activity_of
+
+    other = alternatives(estimate, gpu, registry.same_way(estimate, summary, gpu), shard_mib)
+    site = config.sharing.slowdown_in([""])
+    activity = activity_of(estimate.utilization, settings.max_slowdown, site, config.sharing)
+    lines = [*explain_lines(summary, estimate, gpu, other, shard_mib), *activity_line(activity)]
+    return [*lines, *detail_lines(summary, estimate, gpu, shard_mib)] if args.verbose else lines
 
 
 def _notes(notes: Sequence[str]) -> None:
@@ -146,6 +177,8 @@ def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[D
     """The script that --write names, and what it says of the job."""
     if args.write is None:
         return None, ()
+    from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
+    from slurm_gpumem.slurm.directives import MEMORY_LINE, read_directives
     from slurm_gpumem.submission.script_line import open_script
 
     script = open_script(args.write)
@@ -157,7 +190,7 @@ def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[D
 
 def _check_line(summary: ModelSummary, rule: str) -> None:
     """A line would let such a job share where the site does not want it to: slurmctld sees only the line."""
-    unseen = registry.unseen_code(summary)
+    unseen = registry.custom_forward(summary)
     if rule != "widen" and unseen is not None and unseen.is_much:
         raise UsageError(f"{unseen.message}. This site makes no memory line from such a text (text.unknown)")
 
@@ -175,6 +208,7 @@ def _directive(
             f"--directive makes a line for a part of one GPU, and the job has {job.gpus}; leave --gpus out"
         )
     from slurm_gpumem.submission.script_line import line_for, with_line, write_script
+    from slurm_gpumem.terminal.progress import StatusLine
 
     with StatusLine() as status:
         line = line_for(
@@ -198,6 +232,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--write says where the line of --directive goes; add --directive")
     if args.directive and (args.json or args.explain):
         raise UsageError("--directive prints one line for a script; leave --json and --explain out")
+    if args.verbose and not args.explain:
+        raise UsageError("-v says more of what --explain shows; add --explain")
     if args.directive and args.estimator == ALL:
         raise UsageError("--directive needs one estimator, not all")
 
@@ -206,6 +242,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem estimate",
         description=__doc__,
+        formatter_class=help_formatter,
         epilog="Defaults of the options also come from gpumem.toml's [job] and from GPUMEM_* variables.",
     )
     parser.add_argument(
@@ -233,7 +270,13 @@ def _parser() -> argparse.ArgumentParser:
         "--shard-mib", type=positive, metavar="MIB", help="MiB per shard (default: the site's)"
     )
     parser.add_argument(
-        "--explain", action="store_true", help="where every megabyte goes, and what would help"
+        "--explain", action="store_true", help="where every megabyte goes, and what would change it"
+    )
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="with --explain: also other coverages, the predicted activity, and what was assumed",
     )
     parser.add_argument(
         "--directive",
@@ -241,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
         help="print the #GPUMEM line that lets plain sbatch share a GPU, for 1/4 to 4 times this batch",
     )
     parser.add_argument("--write", metavar="JOB.SH", help="with --directive: put the line into this script")
-    parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
+    parser.add_argument("--json", action="store_true", help="machine-readable, schema gpumem-estimate/1")
     add_code_options(parser)
     add_generate_option(parser)
     add_units(parser)

@@ -45,7 +45,7 @@ def generated_subject(text: str, args: argparse.Namespace, settings: JobSettings
         traced = trace_generation(
             asked, limits, args.python, lambda state, now: line(f"{text}: generating, {now:.0f} s")
         )
-    # Read as the cluster will: the child ran somebody's code, and is believed nothing.
+    # Parsed like any other file: the child ran untrusted code, so its output is checked.
     summary = read_summary(traced.summary.decode(errors="replace"))
     stated = StatedTraining(
         batch_size=batch,

@@ -337,7 +337,7 @@ def _script(line: CommandLine, *, needed: bool) -> Optional[BatchScript]:
 
 
 def _refuse_script_as_value(line: CommandLine) -> None:
-    """UsageError where an option of ours took the job script for its value: nothing would come on stdin."""
+    """UsageError where one of our options took the job script as its value: sbatch would wait for stdin."""
     for option in line.options:
         if option.ours and option.value and os.path.isfile(option.value):
             try:

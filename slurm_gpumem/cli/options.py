@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
@@ -17,6 +16,15 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import SECONDS
 
 COVERAGE_HELP = "share of jobs like it that the request is to hold for, like 0.9 (default: the site's)"
+
+
+def help_formatter(prog: str) -> argparse.HelpFormatter:
+    """argparse's own, told the terminal's width: it would load shutil for it with the first option."""
+    try:
+        columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size().columns
+    except (ValueError, OSError):
+        columns = 80
+    return argparse.HelpFormatter(prog, width=columns - 2)
 
 
 def whole(text: str) -> int:
@@ -96,8 +104,5 @@ def _standard_input() -> str:
 
 
 def named_summary(path: str) -> ModelSummary:
-    """The summary of a file, or of standard input (-); one that names no model is called like its file."""
-    if path == "-":
-        return read_summary(_standard_input())
-    summary = read_summary(path)
-    return summary if summary.name else replace(summary, name=Path(path).stem)
+    """The summary of a file, or of standard input (-)."""
+    return read_summary(_standard_input() if path == "-" else path)

@@ -35,7 +35,7 @@ def main(argv: List[str]) -> int:
     request = trace_request(args.target, args, settings)
     output = _checked_output(args.output)
     traced = trace(request, args, again=True)
-    # Read as the cluster will: the child ran somebody's code, and is believed nothing.
+    # Parsed like any other file: the child ran untrusted code, so its output is checked.
     summary = read_summary(traced.summary.decode(errors="replace"))
     if output is None:
         sys.stdout.write(traced.summary.decode())

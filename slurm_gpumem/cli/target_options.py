@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, replace
-from typing import List, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import named_summary, own_options, seconds
-from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.resolve import resolve_job
 from slurm_gpumem.estimators.training_job import StatedTraining, refuse_sharded, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
-from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.input_shape import split_inputs
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.terminal.progress import StatusLine
-from slurm_gpumem.tracing.child.kept import keep, kept_trace
-from slurm_gpumem.tracing.child.request import (
-    compared_with,
-    is_code,
-    name_or_code,
-    one_of,
-    trace_code,
-    well_known,
-    with_dtype,
-)
-from slurm_gpumem.tracing.child.sandbox import Limits, Traced
-from slurm_gpumem.tracing.child.spec import (
-    NO_OPTIMIZER,
-    TraceRequest,
-    parse_arguments,
-    parse_input,
-    parse_target,
-    torch_dtype,
-)
 from slurm_gpumem.units import parse_mib
+
+if TYPE_CHECKING:
+    # Tracing is loaded where code is named: most calls name a summary's file.
+    from slurm_gpumem.config.load import Config
+    from slurm_gpumem.tracing.child.sandbox import Traced
+    from slurm_gpumem.tracing.child.spec import TraceRequest
 
 TARGET_HELP = (
     "train.py:build_model, package.module:build_model, timm:resnet50, hf:BertForSequenceClassification "
@@ -49,8 +32,7 @@ DEFAULT_BATCH = 32
 """For tracing where nobody says a batch size: sizes are scaled from it anyway."""
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """A model to answer about, and how it is trained."""
 
     summary: ModelSummary
@@ -142,13 +124,16 @@ def add_generate_option(parser: argparse.ArgumentParser) -> None:
 
 def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject:
     """Read the summary, or trace the code; errors say how to name either."""
+    from slurm_gpumem.estimators.resolve import resolve_job
+    from slurm_gpumem.submission.job_variables import job_environment
+
     settings = job_settings(config, (), os.environ, own_options(args)).under(job_environment(os.environ))
     given = settings.text("batch-size") is not None
     traced = traced_subject(text, args, settings, str(DEFAULT_BATCH))
     gpus = getattr(args, "gpus", 1)
     if traced is not None:
-        traced = replace(traced, job=replace(traced.job, gpus=gpus or 1))
-        return replace(traced, batch_given=given, notes=(*settings.remarks(), *traced.notes))
+        job = replace(traced.job, gpus=gpus or 1)
+        return Subject(traced.summary, job, given, (*settings.remarks(), *traced.notes))
     summary, presets = named_summary(text), settings.presets()
     resolved = resolve_job(
         summary,
@@ -164,7 +149,7 @@ def traced_subject(
     text: str, args: argparse.Namespace, settings: JobSettings, default_batch: Optional[str] = None
 ) -> Optional[Subject]:
     """The code that `text` names, traced; None where it names a summary."""
-    if is_code(text):
+    if _names_code(text):
         refuse_sharded(settings.text("strategy"))
         request = trace_request(text, args, settings, default_batch)
         traced = trace(request, args)
@@ -188,10 +173,28 @@ def traced_subject(
     return None
 
 
+def _names_code(text: str) -> bool:
+    if ":" not in text and not text.endswith(".py"):
+        return False
+    from slurm_gpumem.tracing.child.request import is_code
+
+    return is_code(text)
+
+
 def trace_request(
     target: str, args: argparse.Namespace, settings: JobSettings, default_batch: Optional[str] = None
 ) -> TraceRequest:
     """What options and settings ask for."""
+    from slurm_gpumem.tracing.child.request import compared_with, name_or_code, one_of, well_known, with_dtype
+    from slurm_gpumem.tracing.child.spec import (
+        NO_OPTIMIZER,
+        TraceRequest,
+        parse_arguments,
+        parse_input,
+        parse_target,
+        torch_dtype,
+    )
+
     named = well_known(parse_target(target, parse_arguments(args.set), module=args.module))
     dtype = torch_dtype(args.input_dtype) if args.input_dtype not in (None, "auto") else ""
     optimizer, optimizer_code = name_or_code(
@@ -223,6 +226,11 @@ def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = Fals
 
     A trace that was made before is taken, unless it is to be made `again`; another Python's is not kept.
     """
+    from slurm_gpumem.terminal.progress import StatusLine
+    from slurm_gpumem.tracing.child.kept import keep, kept_trace
+    from slurm_gpumem.tracing.child.request import trace_code
+    from slurm_gpumem.tracing.child.sandbox import Limits
+
     kept = None if again or args.python or args.show_output else kept_trace(request)
     if kept is not None:
         return kept

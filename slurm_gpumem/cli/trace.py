@@ -53,7 +53,7 @@ def main(argv: List[str]) -> int:
             gpu=facts_of(gpu, args.gpus),
             progress=lambda state, now: line(progress_text(state, now)),
         )
-    # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
+    # Parsed like any other file: the process ran untrusted code, so its output is checked.
     summary = read_summary(traced.summary.decode(errors="replace"))
     # Settings of a file, like a batch size, are no part of what was traced; the environment is.
     variables = job_settings(Config(), (), {}, OwnOptions({})).under(job_environment(os.environ))

@@ -29,7 +29,7 @@ from slurm_gpumem.config.kinds import (
 MODES = ("observe", "opt-in", "on")
 SHARED_GRES = ("shard", "mps")
 NODE_MPS = ("per-user", "shared", "timeslice", "off")
-"""How the jobs on one GPU run: an MPS server for each user, one for all users, no MPS, or nothing of ours."""
+"""How the jobs on one GPU run: an MPS server for each user, one for all, no MPS, or what the site runs."""
 _NODE_MPS = one_of(*NODE_MPS)
 _ACTION = one_of("log", "warn", "cancel")
 _PARTITION_KEYS = (

@@ -47,7 +47,7 @@ def with_coverage(estimate: Estimate, coverage: float) -> Estimate:
 
 
 def within(estimate: Estimate, gpu: Gpu) -> Estimate:
-    """The estimate with a request of at most the whole GPU where only doubt asks for more than there is.
+    """The estimate with a request of at most the whole GPU where only the margin exceeds the GPU.
 
     The same where only a context that nobody measured brings the peak there: with it no job could run.
     """
@@ -77,17 +77,17 @@ def _base(estimate: Estimate) -> Tuple[int, int]:
 
 
 _REMEDIES: Mapping[str, Tuple[str, ...]] = {
-    "trace": ("one measured run (what it takes is remembered)",),
+    "trace": ("one measured run (its peak is remembered)",),
     "shapeless": ("a text with shapes (torchinfo with input_size)", "a trace (gpumem trace)"),
     "hidden": ("all layers (torchinfo with depth=20)", "a trace (gpumem trace)"),
 }
 
 
 def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
-    """What would make the doubt smaller."""
+    """What would make the margin smaller."""
     found = list(_REMEDIES.get(estimate.group, ("a trace (gpumem trace)",)))
     if estimate.group != "trace":
-        found.append("one measured run (what it takes is remembered)")
+        found.append("one measured run (its peak is remembered)")
     if not gpu.measured and not estimate.job.torch:
         found.append("--torch with the job's torch.__version__")
     if not gpu.measured or gpu.context_doubt_mib:

@@ -1,4 +1,4 @@
-"""The CUDA context of a GPU that nobody calibrated here: the nearest measured environment, and the doubt.
+"""The CUDA context of a GPU that nobody calibrated here: the nearest measured environment, and a margin.
 
 The context belongs to the environment (CUDA, lazy or eager loading of modules, library sizes) more than to
 the GPU: an A100 has been seen with 522 and with 1,727 MiB. models/environments holds what was measured where.
@@ -207,7 +207,7 @@ def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convoluti
         estimate = replace(estimate, warnings=(*estimate.warnings, whole))
     if not found and request == estimate.request_mib and not elsewhere:
         return estimate
-    # Few environments are known: the doubt is the most that was seen, at any coverage.
+    # Few environments are known: the margin is the most that was seen, at any coverage.
     more = request - estimate.request_mib
     return replace(
         estimate,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.paths import beside_site_config
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.mig import Profile, gpu_in, profile_names, profiles
 from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
 from slurm_gpumem.estimators.versions import cublas_workspace_bytes
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.toml_file import load_toml
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULT_GPU = "h200"
 SITE_GPUS = "gpumem-gpus.toml"
@@ -41,6 +44,8 @@ Entry = Dict[str, Any]
 
 def site_gpu_file() -> Path:
     """Where the site's own entries stand: beside its gpumem.toml."""
+    from pathlib import Path
+
     return Path(beside_site_config(SITE_GPUS))
 
 
@@ -199,8 +204,8 @@ def _multiprocessors(profile: Profile, gpu: Gpu) -> int:
 def _entries(site_file: Optional[Path]) -> Dict[str, Entry]:
     """Each GPU's fields: defaults, then the package's, then the site's."""
     defaults, entries = _package_tables()["defaults"], _package_entries()
-    path = site_gpu_file() if site_file is None else site_file
-    if path.exists():
+    path = beside_site_config(SITE_GPUS) if site_file is None else os.fspath(site_file)
+    if os.path.exists(path):
         for name, fields in load_toml(path).items():
             key = name.lower()
             _check(path, key, fields, known=key in entries)
@@ -216,10 +221,10 @@ def _package_entries() -> Dict[str, Entry]:
 @lru_cache(maxsize=1)
 def _package_tables() -> Dict[str, Entry]:
     """The package's own file, read once: a submission asks for several GPUs."""
-    return load_toml(data_path("models", "gpus.toml"))
+    return load_toml(data_file("models", "gpus.toml"))
 
 
-def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
+def _check(path: str, name: str, fields: object, *, known: bool) -> None:
     """A site's entry is written by people: say what is wrong with it, and where."""
     if not isinstance(fields, dict):
         raise ConfigError(f"{path}: {name!r} must be a section with a GPU's fields, like [{name}]")

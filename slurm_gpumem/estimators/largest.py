@@ -131,7 +131,7 @@ def batch_limits(
     curves = []
     for gpu in gpus:
         curve = BatchCurve(job, _estimating(summary, gpu, coverage))
-        # Whole shards, as Slurm hands them out: what is left over beside them is nobody's.
+        # Whole shards, as Slurm hands them out: the remainder is not used.
         whole = max(gpu.usable_mib // shard_mib * shard_mib, min(shard_mib, gpu.usable_mib))
         room = whole if shards is None else min(shards * shard_mib, whole)
         limits.append(_limit(summary, curve, gpu, shards, room, job.batch_size))

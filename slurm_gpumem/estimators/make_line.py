@@ -19,8 +19,7 @@ from slurm_gpumem.estimators.memory_line import (
     job_words,
 )
 from slurm_gpumem.estimators.registry import TRACE
-from slurm_gpumem.estimators.site_layer import SUFFIX
-from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import SITE_SUFFIX, Estimate, Gpu, TrainingJob
 
 TOLERANCE = 0.01
 """What the line promises, against the full estimate, between a quarter of the batch and four times it."""
@@ -60,7 +59,7 @@ def make_line(
     context = samples.context()
     large, small = samples.gpu(_LARGE_WORKSPACE), samples.gpu(_SMALL_WORKSPACE)
     low, high = max(1, -(-job.batch_size // span)), min(MAX_BATCH, job.batch_size * span)
-    if samples.estimator.split(SUFFIX)[0] == TRACE and context[0] in ("conv", "both"):
+    if samples.estimator.split(SITE_SUFFIX)[0] == TRACE and context[0] in ("conv", "both"):
         near = {max(low, job.batch_size // 2), job.batch_size, min(high, job.batch_size * 2)}
         samples.look_without_measured_workspaces(sorted(near))
     on_large = samples.points(large, low, high)
@@ -188,7 +187,7 @@ class _Sampler:
         found = {batch: self.at(batch, gpu) for batch in grid}
         # Pieces by how far the middle of the one that they are part of was off, the farthest first.
         rough: List[Tuple[float, int, int]] = [(-1.0, a, b) for a, b in zip(grid, grid[1:])]
-        most = _MOST_REPLAYS if self.estimator.split(SUFFIX)[0] == TRACE else _MOST_SAMPLES
+        most = _MOST_REPLAYS if self.estimator.split(SITE_SUFFIX)[0] == TRACE else _MOST_SAMPLES
         while rough and len(found) < most:
             before, left, right = heapq.heappop(rough)
             if right - left < 2:

@@ -104,13 +104,13 @@ class MemoryLine(NamedTuple):
             peak, request = peak + self.small_shift[0], request + self.small_shift[1]
         context = self.context_mib(gpu)
         peak = max(1, peak + context * self.context_peak // 100)
-        doubt = gpu.context_doubt_mib
+        margin = gpu.context_doubt_mib
         if self.estimator.split("+")[0] == "trace":
             percent = workspace_doubt(gpu, self.context in ("conv", "both"))
             if percent and self.unmeasured_percent is not None:
                 percent = self.unmeasured_percent
-            doubt += peak * percent // 100
-        return peak, max(peak, request + context * self.context_request // 100 + doubt)
+            margin += peak * percent // 100
+        return peak, max(peak, request + context * self.context_request // 100 + margin)
 
     def context_mib(self, gpu: Gpu) -> int:
         """The CUDA context that such a job has on this GPU."""

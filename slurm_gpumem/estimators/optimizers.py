@@ -6,12 +6,10 @@ parameters at once, whose results exist for all parameters at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Dict
+from typing import Dict, NamedTuple
 
 
-@dataclass(frozen=True)
-class OptimizerRule:
+class OptimizerRule(NamedTuple):
     """An optimizer's memory, in copies of the trainable parameters."""
 
     title: str

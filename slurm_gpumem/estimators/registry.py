@@ -10,9 +10,7 @@ from typing import Callable, Iterator, Optional
 
 from slurm_gpumem.errors import SummaryError, UnknownNameError
 from slurm_gpumem.estimators.coverage import with_coverage, within
-from slurm_gpumem.estimators.known.recognize import recognized, said_of, with_stored_trace
-from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
-from slurm_gpumem.estimators.types import Estimate, Estimator, Gpu, TrainingJob, Unseen
+from slurm_gpumem.estimators.types import SITE_SUFFIX, CustomForward, Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
 ESTIMATORS = {
@@ -38,7 +36,7 @@ LEARNT = (DEFAULT, TRACE)
 
 def has_layer(name: str) -> bool:
     """Whether a site may have a layer over this estimator, and its requests follow the environment."""
-    return name.split(SUFFIX)[0] in LEARNT
+    return name.split(SITE_SUFFIX)[0] in LEARNT
 
 
 def estimator_names() -> list[str]:
@@ -48,6 +46,8 @@ def estimator_names() -> list[str]:
 
 def names_for(summary: ModelSummary) -> list[str]:
     """The estimators that can answer for a summary, the one taken by default first."""
+    from slurm_gpumem.estimators.known.recognize import recognized
+
     others = [name for name in estimator_names() if name != TRACE]
     return [TRACE, *others] if summary.trace is not None or recognized(summary) else others
 
@@ -62,12 +62,14 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
     return lambda job: run(name, summary, job, gpu, coverage)
 
 
-def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
+def custom_forward(summary: ModelSummary) -> Optional[CustomForward]:
     """The code that a text cannot show; None for a trace, which shows all of it, and a known model."""
+    from slurm_gpumem.estimators.known.recognize import recognized
+
     if summary.trace is not None or recognized(summary):
         return None
     if not summary.has_shapes:
-        return Unseen(1.0, (summary.name,) if summary.name else (), no_shapes=True)
+        return CustomForward(1.0, (summary.name,) if summary.name else (), no_shapes=True)
     from slurm_gpumem.estimators.corrected.unseen import unseen
 
     return unseen(summary)
@@ -75,20 +77,22 @@ def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
 
 def by_trace(estimate: Estimate) -> bool:
     """Whether a trace was replayed for it, the summary's own or a stored one."""
-    return estimate.estimator.split(SUFFIX)[0] == TRACE
+    return estimate.estimator.split(SITE_SUFFIX)[0] == TRACE
 
 
 def refuse_guess(summary: ModelSummary, estimator: str) -> None:
     """SummaryError for a text without shapes that is of no known model, unless an estimator was chosen."""
-    unseen = unseen_code(summary)
-    if estimator != "auto" or unseen is None or not unseen.no_shapes:
+    if estimator != "auto" or summary.has_shapes:
+        return
+    custom = custom_forward(summary)
+    if custom is None or not custom.no_shapes:
         return
     from slurm_gpumem.summaries.example_input import example_input, takes_tokens, torchinfo_call
     from slurm_gpumem.summaries.input_shape import shape_words
 
     sample = example_input(summary)
     raise SummaryError(
-        f"{unseen.message}: an estimate may be wrong by a factor of ten.\n"
+        f"{custom.message}: an estimate may be wrong by a factor of ten.\n"
         f"Say its input (like --input {shape_words(sample)}, the batch left out), give a text with shapes\n"
         f"({torchinfo_call(sample, takes_tokens(summary))})\n"
         "or trace the training (gpumem trace -- python train.py). --estimator corrected guesses anyway."
@@ -122,19 +126,23 @@ def _without_collector() -> Iterator[None]:
 
 
 def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
-    if summary.trace is None and name.split(SUFFIX)[0] in ("auto", TRACE):
+    if summary.trace is None and name.split(SITE_SUFFIX)[0] in ("auto", TRACE):
+        from slurm_gpumem.estimators.known.recognize import recognized, said_of, with_stored_trace
+
         traced = with_stored_trace(summary, job)
         known = recognized(summary)
         if traced.trace is not None and known is not None:
             found = _run(name, traced, job, gpu)
             return replace(found, assumptions=(*said_of(known), *found.assumptions))
     if name == "auto":
-        found = _run((DEFAULT if summary.trace is None else TRACE) + SUFFIX, summary, job, gpu)
+        found = _run((DEFAULT if summary.trace is None else TRACE) + SITE_SUFFIX, summary, job, gpu)
         # Whoever decides by it must know that it is a guess.
         guess = summary.trace is None and not summary.has_shapes
-        return replace(found, unseen=unseen_code(summary)) if guess else found
-    if name.endswith(SUFFIX):
-        return adjusted(_run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
+        return replace(found, custom_forward=custom_forward(summary)) if guess else found
+    if name.endswith(SITE_SUFFIX):
+        from slurm_gpumem.estimators.site_layer import adjusted
+
+        return adjusted(_run(name[: -len(SITE_SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
     module, _, function_name = {**ESTIMATORS, **FROM_RUNS}.get(name, "").partition(":")
     if not module:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
-from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
@@ -33,9 +32,14 @@ def resolve_job(
     `input` is one sample's shape for a text without shapes. UsageError for what somebody states and the trace
     was made without.
     """
-    summary = with_input(summary, input)
+    if input:
+        from slurm_gpumem.estimators.stated_input import with_input
+
+        summary = with_input(summary, input)
     refuse_untraced(summary, stated)
     job = training_job(summary, stated, presets=presets, gpus=gpus)
+    if summary.trace is None:
+        return ResolvedJob(summary, job)
     from slurm_gpumem.estimators.explain.changes import in_precision
 
     summary, notes = in_precision(summary, job.precision)

@@ -21,13 +21,10 @@ from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Optional,
 
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.estimators.environment import loads_eagerly, without_context_doubt
-from slurm_gpumem.estimators.remembered import plain_gpu
-from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.estimators.types import SITE_SUFFIX, Estimate, Gpu
 
 FORMAT = "gpumem-learned/2"
 FILE = "gpumem-learned.json"
-SUFFIX = "+site"
-"""Behind the estimator's name where the layer moved its answer."""
 LEAST_WIDTH = 0.02
 """A bound nearer to the peak than this is taken as this wide: a multiple of nothing stays nothing."""
 MOST_CONSTANT = 4096.0
@@ -59,6 +56,8 @@ class SiteLayer(NamedTuple):
 
     def knows(self, gpu: str) -> bool:
         """Whether enough ran on this type of GPU to know its context."""
+        from slurm_gpumem.estimators.remembered import plain_gpu
+
         return plain_gpu(gpu) in self.constants
 
     def constant_on(self, gpu: str, spare_mib: float = inf) -> float:
@@ -66,6 +65,8 @@ class SiteLayer(NamedTuple):
 
         What jobs on other types showed never makes its context smaller than by `spare_mib`.
         """
+        from slurm_gpumem.estimators.remembered import plain_gpu
+
         known = self.constants.get(plain_gpu(gpu))
         return max(self.constant, -spare_mib) if known is None else known
 
@@ -145,7 +146,7 @@ def with_learned(gpu: Gpu, estimator: str, path: Optional[str] = None) -> Gpu:
     """
     name = layer_path() if path is None else path
     try:
-        layer = load_layers(name).get(estimator.split(SUFFIX)[0])
+        layer = load_layers(name).get(estimator.split(SITE_SUFFIX)[0])
     except (OSError, ValueError):
         return gpu
     if layer is None:
@@ -181,7 +182,7 @@ def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estima
         requests=tuple(max(peak, at) for at in estimate.requests),
         floor_mib=min(max(1, estimate.floor_mib + min(moved, 0)), peak),
         parts=parts,
-        estimator=estimate.estimator + SUFFIX,
+        estimator=estimate.estimator + SITE_SUFFIX,
         assumptions=(*estimate.assumptions, f"moved by {moved:+,} MiB as measured {source} suggest"),
         base=estimate.base or (estimate.peak_mib, estimate.request_mib),
     )

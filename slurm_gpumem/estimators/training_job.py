@@ -122,7 +122,7 @@ def refuse_untraced(summary: ModelSummary, stated: StatedTraining) -> None:
 
 
 def optimizer_title(job: TrainingJob, trace: Optional[Trace]) -> str:
-    """What changes the weights: the job's optimizer, or what a trace saw that has no rule of ours."""
+    """What changes the weights: the job's optimizer, or one of a trace that has no rule here."""
     if trace is None or trace.job.optimizer in OPTIMIZERS or job.optimizer != TrainingJob.optimizer:
         return job.optimizer_rule.title
     if trace.job.optimizer:

@@ -19,10 +19,12 @@ PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
 LOSSES = ("cross-entropy", "mse", "none")
 INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
 MODULE_LOADING = ("auto", "lazy", "eager")
+SITE_SUFFIX = "+site"
+"""Behind an estimator's name where the site's own layer moved its answer."""
 RESERVE_MIB = 1024
 """GPU memory that is not handed out: the driver's own (616 MiB of an H200), MPS servers of 66 MiB each."""
-MUCH_UNSEEN = 0.1
-"""From this share on, the request is that of a model whose code cannot be seen."""
+MUCH_CUSTOM = 0.1
+"""From this share on, the margin is that of a model whose code is not known."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Gpu:
         return max(1, self.memory_mib - self.reserve_mib)
 
     def in_shards(self, shard_mib: int) -> Gpu:
-        """The same, usable in whole shards only, as Slurm hands them out: what is left over is nobody's."""
+        """The same, usable in whole shards only, as Slurm hands them out: the remainder is not used."""
         whole = self.usable_mib // shard_mib * shard_mib
         return replace(self, reserve_mib=self.memory_mib - whole) if self.reserve_mib and whole else self
 
@@ -181,8 +183,7 @@ WIDEST_INTERVAL = 60.0
 """Points of SM activity: with a wider interval a job may be nearly idle or nearly full."""
 
 
-@dataclass(frozen=True)
-class Utilization:
+class Utilization(NamedTuple):
     """How hard a job drives its GPU when it is alone there, before it runs; percent and seconds."""
 
     sm_active: float
@@ -210,8 +211,8 @@ class Utilization:
         return high - low <= WIDEST_INTERVAL
 
 
-class Unseen(NamedTuple):
-    """What hangs on code that a text cannot show: `forward` of classes that somebody wrote."""
+class CustomForward(NamedTuple):
+    """What depends on custom code, which a text cannot show: `forward` of classes that somebody wrote."""
 
     share: float
     """Of the outputs that the text shows: what such classes get from their layers."""
@@ -224,8 +225,8 @@ class Unseen(NamedTuple):
 
     @property
     def is_much(self) -> bool:
-        """Whether so much hangs on it that the request must be wider."""
-        return self.share >= MUCH_UNSEEN
+        """Whether so much depends on it that the margin must be wider."""
+        return self.share >= MUCH_CUSTOM
 
     @property
     def message(self) -> str:
@@ -271,7 +272,7 @@ class Estimate:
     warnings: Tuple[str, ...] = ()
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
-    """Share of jobs that request_mib is meant to hold for; models/widths.md shows how held-out ones fared."""
+    """Share of such jobs for which request_mib is enough; models/widths.md has results on held-out jobs."""
     requests: Tuple[int, ...] = ()
     """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
     spare_mib: int = 0
@@ -279,7 +280,7 @@ class Estimate:
     workspace_doubt_mib: int = 0
     """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
     group: str = ""
-    """The group of jobs whose measured needs decide the doubt (models/widths.json); "" where none does."""
+    """The group of jobs whose measured needs decide the margin (models/widths.json); "" where none does."""
     wanted_mib: Optional[int] = None
     """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
     base: Optional[Tuple[int, int]] = None
@@ -293,8 +294,8 @@ class Estimate:
     """How hard the job drives the GPU; None where nothing is known of it ..."""
     no_utilization: str = ""
     """... and why, where the text shows too little."""
-    unseen: Optional[Unseen] = None
-    """The code that the text could not show, where the request is wider because of it."""
+    custom_forward: Optional[CustomForward] = None
+    """The code that the text could not show, where the margin is wider because of it."""
     step: Optional[TrainingStep] = field(default=None, repr=False, compare=False)
     """The step of `job` that was rebuilt for the estimate, where one was: predictions of more than memory
     start from it. A traced step is in the summary itself."""

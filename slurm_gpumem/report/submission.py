@@ -91,12 +91,12 @@ def explain_submission(plan: Plan) -> List[str]:
 
     from slurm_gpumem.estimators import registry
     from slurm_gpumem.estimators.whatif import alternatives
-    from slurm_gpumem.report.estimate import explain_lines
+    from slurm_gpumem.report.explained import explain_lines, utilization_lines
 
     estimate, gpu = largest.estimate, largest.gpu
     other = alternatives(estimate, gpu, registry.same_way(estimate, summary, gpu), policy.shard_mib)
     named = summary if summary.name else replace(summary, name=plan.model_name)
-    lines = explain_lines(named, estimate, gpu, other, policy.shard_mib)
+    lines = explain_lines(named, estimate, gpu, other, policy.shard_mib) + utilization_lines(estimate)
     request = plan.request
     if request is not None and request.units and not request.whole_gpu:
         unit = "mps units" if policy.gres == "mps" else "shards"
@@ -124,7 +124,7 @@ def _cpu_lines(plan: Plan) -> List[str]:
 
 def submission_json(decision: Decision) -> Dict[str, Any]:
     """A decision for --json."""
-    from slurm_gpumem.report.estimate import utilization_json
+    from slurm_gpumem.report.estimate_json import utilization_json
 
     estimate = decision.estimate
     return {

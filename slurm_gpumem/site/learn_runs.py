@@ -29,7 +29,7 @@ from slurm_gpumem.accounting.types import JUDGED_STATES
 from slurm_gpumem.estimators.environment import LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB
 from slurm_gpumem.estimators.site_contexts import ContextReport
 from slurm_gpumem.estimators.site_fit import SiteRun
-from slurm_gpumem.estimators.site_layer import SUFFIX
+from slurm_gpumem.estimators.types import SITE_SUFFIX
 from slurm_gpumem.formats.comment import sizes_of
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, parse_job_record
@@ -65,7 +65,7 @@ def read_runs(
             left_out[str(error)] = left_out.get(str(error), 0) + 1
             continue
         claimed = record.claimed.estimator
-        estimator = claimed[: -len(SUFFIX)] if claimed.endswith(SUFFIX) else claimed
+        estimator = claimed[: -len(SITE_SUFFIX)] if claimed.endswith(SITE_SUFFIX) else claimed
         reported = _context_report(record) if estimator in estimators else None
         if reported is not None:
             contexts.append(reported)

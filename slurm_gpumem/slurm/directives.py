@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Iterable, List, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.slurm.script import BatchScript
+if TYPE_CHECKING:
+    from slurm_gpumem.slurm.script import BatchScript
 
 MARK = "#GPUMEM"
 MEMORY_LINE = "memory-line"

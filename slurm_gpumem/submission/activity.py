@@ -44,7 +44,7 @@ def weigh_activity(
     site = policy.slowdown_in(partitions)
     if own is not None and policy.ignores_utilization(partitions):
         return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
-    # Nobody chose the default limit: who did not ask need not hear that it says nothing of this job.
+    # No warning about the default limit, which neither the job nor the site chose.
     chosen = own is not None or site != SHARING.default("max_slowdown")
     unknown = chosen and any(e is not None and e.utilization is None for e in estimates)
     warnings = ["its activity is not known, so only memory decides its share"] if unknown else []

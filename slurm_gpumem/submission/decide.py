@@ -25,7 +25,7 @@ from slurm_gpumem.submission.request import (
 )
 
 if TYPE_CHECKING:
-    from slurm_gpumem.estimators.types import Unseen
+    from slurm_gpumem.estimators.types import CustomForward
 
 NOT_RUN_YET = "it has not run yet"
 
@@ -209,7 +209,7 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
         return plan._replace(kept_because="the site only observes (sharing.mode)")
     if asked.gpus.shared_gres:
         return plan._replace(kept_because=f"its own --gres={asked.gpus.shared_gres} stays")
-    unseen = estimate.unseen if estimate else None
+    unseen = estimate.custom_forward if estimate else None
     reason = _why_whole(asked, reach)
     if reason and workload.job is not None and workload.job.gpus > 1:
         from slurm_gpumem.submission.several_gpus import verdict
@@ -218,7 +218,7 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
         reason = f"{reason}; {holds}" if holds else reason
         plan = plan._replace(warnings=(*plan.warnings, *more))
     if reason is None and unseen:
-        reason = _because_of_unseen_code(asked, unseen)
+        reason = _because_of_custom_forward(asked, unseen)
     if reason is None and not fits_somewhere(reach.kinds, needs.needs):
         from slurm_gpumem.submission.does_not_fit import does_not_fit
 
@@ -328,7 +328,7 @@ def _why_whole(asked: Asked, reach: Reach) -> Optional[str]:
     return f"as {asked.settings.spelled('exclusive-gpu')} asks" if asked.settings.exclusive_gpu else None
 
 
-def _because_of_unseen_code(asked: Asked, unseen: Unseen) -> Optional[str]:
+def _because_of_custom_forward(asked: Asked, unseen: CustomForward) -> Optional[str]:
     """Why a job whose text does not show enough gets a whole GPU; None where the site lets it share."""
     rule = asked.config.text.unknown
     if rule == "ask":

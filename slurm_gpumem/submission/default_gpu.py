@@ -1,4 +1,4 @@
-"""The GPUs to estimate for where nobody names one: those of the cluster, else one that is assumed aloud."""
+"""The GPUs to estimate for where nobody names one: those of the cluster, else an assumed one, with a note."""
 
 from __future__ import annotations
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.slurm.gpu_options import Wishes
-from slurm_gpumem.slurm.script import BatchScript
+if TYPE_CHECKING:
+    from slurm_gpumem.slurm.gpu_options import Wishes
+    from slurm_gpumem.slurm.script import BatchScript
 
 VARIABLES = {
     "PYTORCH_CUDA_ALLOC_CONF": "alloc-conf",
@@ -17,7 +18,6 @@ VARIABLES = {
 """What each says of a job, by the key of its #GPUMEM line."""
 _SET = rf"(?<![\w$-])({'|'.join(VARIABLES)})=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)"
 _LOADING = ("lazy", "eager")
-_NO_OPTIONS = Wishes({})
 
 
 class Variables(NamedTuple):
@@ -29,7 +29,7 @@ class Variables(NamedTuple):
 
 
 def job_environment(
-    environ: Mapping[str, str], script: Optional[BatchScript] = None, options: Wishes = _NO_OPTIONS
+    environ: Mapping[str, str], script: Optional[BatchScript] = None, options: Optional[Wishes] = None
 ) -> Variables:
     """The last setting of each counts, as in a shell; --export=NONE leaves out the environment."""
     found: Dict[str, Tuple[str, str]] = {}
@@ -46,9 +46,9 @@ def job_environment(
     return Variables({key: value for key, value in found.items() if value[0]}, tuple(remarks))
 
 
-def _inherited(environ: Mapping[str, str], options: Wishes) -> Iterator[Tuple[str, str, str]]:
+def _inherited(environ: Mapping[str, str], options: Optional[Wishes]) -> Iterator[Tuple[str, str, str]]:
     """What sbatch hands on from where it is called."""
-    export = options.get("export") or "ALL"
+    export = (options and options.get("export")) or "ALL"
     if "ALL" in export.split(","):
         for name in VARIABLES:
             if name in environ:
@@ -59,11 +59,11 @@ def _inherited(environ: Mapping[str, str], options: Wishes) -> Iterator[Tuple[st
             yield "--export", given[1], given[2]
 
 
-def _written(script: Optional[BatchScript], options: Wishes) -> Iterator[Tuple[str, str, str]]:
+def _written(script: Optional[BatchScript], options: Optional[Wishes]) -> Iterator[Tuple[str, str, str]]:
     lines = []
     if script is not None:
         lines = [(f"{script.name}, line {n}", line) for n, line in enumerate(script.text().split("\n"), 1)]
-    wrapped = options.get("wrap")
+    wrapped = options and options.get("wrap")
     if wrapped:
         lines.append(("--wrap", wrapped))
     for where, line in lines:

@@ -1,4 +1,4 @@
-"""Estimates that are kept: a model that is submitted again as before is not estimated again.
+"""Estimates that are kept: a model that is estimated or submitted again as before is not estimated again.
 
 An estimate is known by the summary's text, the training, the GPU and the code and data that made it; those
 are compared by size and time of change, so that an upgrade, a file that the site learned or an edited source
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.data import FOLDERS, package_folder
-from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Unseen, Utilization
+from slurm_gpumem.estimators.registry import FROM_RUNS
+from slurm_gpumem.estimators.types import CustomForward, Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.xdg import cache_path
 
 if TYPE_CHECKING:
@@ -32,8 +33,12 @@ _TUPLES = ("warnings", "assumptions", "requests", "base")
 def estimate_once(
     name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]
 ) -> Estimate:
-    """The estimate with the job's utilization: the kept one, else a new one, which is kept."""
-    path = _path(name, summary, job, gpu, coverage) if summary.digest else None
+    """The estimate with the job's utilization: the kept one, else a new one, which is kept.
+
+    What was measured of earlier runs is never kept: the next run changes it.
+    """
+    keeps = bool(summary.digest) and name not in FROM_RUNS
+    path = _path(name, summary, job, gpu, coverage) if keeps else None
     found = _kept(path, job) if path else None
     if found is not None:
         return found
@@ -98,17 +103,16 @@ def _keep(path: str, made: Estimate) -> None:
         write_atomic(place, json.dumps(_content(made)), mode=0o600)
         keep_newest(place.parent, _KEPT)
     except OSError:
-        pass  # A full disk or a home that cannot be written: the next submission estimates again.
+        pass  # A full disk or a home that cannot be written: the next call estimates again.
 
 
 def _content(made: Estimate) -> Dict[str, Any]:
     """All but the training, which is known, and the rebuilt step, which nobody asks for after a decision."""
     content = {one.name: getattr(made, one.name) for one in fields(made) if one.name not in ("job", "step")}
     if made.utilization is not None:
-        used = {one.name: getattr(made.utilization, one.name) for one in fields(made.utilization)}
-        content["utilization"] = used
-    if made.unseen is not None:
-        content["unseen"] = made.unseen._asdict()
+        content["utilization"] = made.utilization._asdict()
+    if made.custom_forward is not None:
+        content["custom_forward"] = made.custom_forward._asdict()
     return content
 
 
@@ -116,13 +120,13 @@ def _estimate(content: Dict[str, Any], job: TrainingJob) -> Estimate:
     """The estimate of a file; ValueError, KeyError or TypeError where it is damaged."""
     for name in _TUPLES:
         content[name] = None if content[name] is None else tuple(content[name])
-    used, unseen = content["utilization"], content["unseen"]
+    used, custom = content["utilization"], content["custom_forward"]
     if used is not None:
         intervals = {name: (float(low), float(high)) for name, (low, high) in used["intervals"].items()}
         used = Utilization(**{**used, "intervals": intervals, "warnings": tuple(used["warnings"])})
-    if unseen is not None:
-        unseen = Unseen(**{**unseen, "classes": tuple(unseen["classes"])})
-    found = Estimate(**{**content, "utilization": used, "unseen": unseen}, job=job)
+    if custom is not None:
+        custom = CustomForward(**{**custom, "classes": tuple(custom["classes"])})
+    found = Estimate(**{**content, "utilization": used, "custom_forward": custom}, job=job)
     if not all(isinstance(size, int) and size > 0 for size in (found.peak_mib, found.request_mib)):
         raise ValueError("no sizes")
     return found

@@ -198,6 +198,5 @@ def as_active_as_before(estimate: Estimate, percents: Sequence[int]) -> Estimate
 
     middle = float(sorted(percents)[len(percents) // 2])
     seen = {**predicted.intervals, "sm_active": (float(min(percents)), float(max(percents)))}
-    return replace(
-        estimate, utilization=replace(predicted, sm_active=middle, intervals=seen, source="remembered")
-    )
+    measured = predicted._replace(sm_active=middle, intervals=seen, source="remembered")
+    return replace(estimate, utilization=measured)

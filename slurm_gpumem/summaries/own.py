@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar, Union
 
 from slurm_gpumem.errors import NotEstimatedError, SummaryError
-from slurm_gpumem.named_files import save
 from slurm_gpumem.summaries.trace_types import (
     CALL_TYPES,
     CALLS,
@@ -51,6 +50,8 @@ Kind = TypeVar("Kind", Convolution, TracedJob)
 
 def save_summary(summary: ModelSummary, path: Union[str, os.PathLike[str]]) -> None:
     """Write what `summarize` returned to a file that `estimate`, `gpumem` and `gpusbatch --model` read."""
+    from slurm_gpumem.named_files import save  # reading needs none of it
+
     save(Path(path), to_json(summary))
 
 

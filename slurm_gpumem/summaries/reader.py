@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
-from pathlib import Path
 from typing import Optional, Union
 
 from slurm_gpumem.errors import SummaryError
@@ -28,14 +27,14 @@ _MARKS = (
 def read_summary(source: Union[str, os.PathLike[str]]) -> ModelSummary:
     """Parse a summary given as a path, or as the text itself when it has a line break."""
     if isinstance(source, str) and not source.strip():
-        # Path("") would be the working directory.
         raise SummaryError(f"the summary's text is empty, or its path is.\n{HOW}")
     if isinstance(source, str) and "\n" in source:
         return parse(source, origin="summary text")
-    path = Path(source)
+    path = os.fspath(source)
     text = _read_text(path)
-    summary = parse(text, origin=str(path))
-    return replace(summary, name=summary.name or path.stem, digest=_digest(text))
+    summary = parse(text, origin=path)
+    name = summary.name or os.path.splitext(os.path.basename(path))[0]
+    return replace(summary, name=name, digest=_digest(text))
 
 
 def _digest(text: str) -> str:
@@ -44,7 +43,7 @@ def _digest(text: str) -> str:
     return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: str) -> str:
     try:
         # O_NONBLOCK so that a FIFO cannot hang us; the type is checked on the open file.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -69,7 +68,7 @@ def _read_text(path: Path) -> str:
     return _decode(data, path)
 
 
-def _decode(data: bytes, path: Path) -> str:
+def _decode(data: bytes, path: str) -> str:
     """Decode UTF-8, or UTF-16 as PowerShell's ">" writes it."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):

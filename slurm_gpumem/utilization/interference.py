@@ -78,7 +78,7 @@ class Interference(NamedTuple):
 
     modes: Mapping[str, Mapping[str, float]]
     scales: Mapping[str, Tuple[Tuple[float, float], ...]]
-    """(slowdown, sum of pressures that usual jobs stand at it): see `budget`."""
+    """(slowdown, total pressure at which typical jobs slow down by it): see `budget`."""
     turns: Turns
     card: Mapping[str, Any]
 

@@ -83,7 +83,7 @@ def why_unknown(summary: ModelSummary) -> str:
         return "the trace has no training, and utilization was measured on training steps"
     if not summary.has_shapes:
         return "the text has no shapes (torchinfo's has with an input size, gpumem summarize's)"
-    unseen = registry.unseen_code(summary)
+    unseen = registry.custom_forward(summary)
     return unseen.message if unseen is not None and unseen.is_much else ""
 
 

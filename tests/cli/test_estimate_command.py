@@ -60,19 +60,41 @@ def test_json_has_the_contract_and_says_the_whole_job() -> None:
     assert result["alternatives"]["half_batch"]["batch_size"] == 4
 
 
-def test_explain_shows_parts_assumptions_and_what_would_change_it() -> None:
+def test_explain_shows_parts_the_request_and_what_would_change_it() -> None:
     done = _gpumem("estimate", str(CNN), "--batch-size", "20000", "--explain", "--estimator", "faketensor")
     lines = done.stdout.splitlines()
     assert lines[0] == "small_cnn (torchsummary, 10 layers, 5,514 parameters), batch 20000, Adam, fp32, h200"
-    assert [line.split()[0] for line in lines[1:9]] == [
-        "weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context", "peak",
+    assert [line.split()[0] for line in lines[1:11]] == [
+        "weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context",
+        "peak", "margin", "request",
     ]  # fmt: skip
     assert "█" in lines[4]
-    assert "→ request" in lines[8]
-    assert "assumed: cross-entropy" in done.stdout
+    assert " shards" in lines[10]
+    assert "what would change it:" in lines
     assert "half the batch needs" in done.stdout
     assert "is the largest batch for" in done.stdout
     assert max(map(len, lines)) <= 100
+
+
+def test_explain_has_few_lines_and_tells_the_rest_on_request() -> None:
+    call = ("estimate", str(CNN), "--batch-size", "20000", "--gpu", "h200", "--explain")
+    short, long = _gpumem(*call).stdout, _gpumem(*call, "-v").stdout
+    assert len(short.splitlines()) <= 18
+    assert long.startswith(short)
+    for start in ("assumed: cross-entropy", "alone on the GPU: ", "request by --coverage: 0.9: "):
+        assert start in long
+        assert start not in short
+    refused = _gpumem("estimate", str(CNN), "-v")
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_the_same_question_again_is_answered_by_the_kept_estimate(tmp_path: Path) -> None:
+    call = ("estimate", str(CNN), "--batch-size", "64", "--gpu", "h200")
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    first, again = _gpumem(*call, env=env), _gpumem(*call, env=env)
+    assert (first.returncode, again.returncode) == (0, 0)
+    assert (again.stdout, again.stderr) == (first.stdout, first.stderr)
+    assert len(list((tmp_path / "gpumem" / "estimates").iterdir())) == 1
 
 
 def test_a_terminal_without_utf8_gets_ascii() -> None:
@@ -157,12 +179,11 @@ def test_a_coverage_that_cannot_be_is_refused(coverage: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_explain_says_what_is_doubt_and_what_would_remove_it() -> None:
+def test_explain_says_what_the_margin_is_and_what_makes_it_smaller() -> None:
     done = _gpumem("estimate", str(CNN), "--batch-size", "20000", "--gpu", "h200", "--explain")
-    assert "doubt: " in done.stdout
-    for share in ("for 90 % of such jobs", "for 98 % of such jobs", "for 99.5 % of such jobs"):
-        assert share in done.stdout
-    assert "less doubt: a trace (gpumem trace); one measured run" in done.stdout
+    assert "  margin " in done.stdout
+    assert ", enough for about " in done.stdout
+    assert "a smaller margin: a trace (gpumem trace); one measured run" in done.stdout
     result = _answer("--explain")
     assert result["doubt_mib"] == result["request_mib"] - result["peak_mib"]  # type: ignore[operator]
     assert set(result["requests"]) == {"0.9", "0.98", "0.995"}  # type: ignore[call-overload]
@@ -220,7 +241,7 @@ def test_json_and_explain_say_what_was_measured_where() -> None:
         "a100": {"context": "elsewhere", "context_mib": [522, 1727], "workspaces": "on an H200"},
         "l40s": {"context": "elsewhere", "context_mib": [426, 426], "workspaces": "on an H200"},
     }
-    assert "(meant to hold for 99 % of jobs)" in explained["h200"]
+    assert explained["h200"].count(", enough for about 99 % of such jobs\n") == 1
     for name in ("a100", "l40s"):
-        assert "(meant to hold for 99 % of jobs on an H200, perhaps 96 % here)" in explained[name]
+        assert f", enough for about 96 % of such jobs ({name} not calibrated)" in explained[name]
     assert "--torch with the job's torch.__version__; gpumem calibrate on a100" in explained["a100"]

@@ -158,7 +158,7 @@ def test_checkpointed_blocks_keep_their_input_and_are_computed_again() -> None:
     walk, _ = simulate(summary, TrainingJob(batch_size=64, checkpointing=True), H200)
     assert len(walk.tape.segments) == 16
     plan = StepPlan(states=0, temporaries=0, cublas_workspace=0, steps=4)
-    left = [replay(walk.tape, replace(plan, steps=steps)).stats.allocated for steps in (1, 4)]
+    left = [replay(walk.tape, plan._replace(steps=steps)).stats.allocated for steps in (1, 4)]
     # Blocks may hold up to a MiB more than was asked for, and differ from step to step in that.
     assert left[1] == pytest.approx(left[0], rel=0.05)
 
@@ -188,7 +188,7 @@ def test_a_freed_tensor_is_never_freed_twice_and_nothing_leaks() -> None:
         plan = StepPlan(states=0, temporaries=0, cublas_workspace=0, steps=6)
         # The allocator raises on a second free; what stays after more steps shows a leak.
         more = replay(walk.tape, plan).stats
-        fewer = replay(walk.tape, replace(plan, steps=2)).stats
+        fewer = replay(walk.tape, plan._replace(steps=2)).stats
         assert more.allocated == fewer.allocated, name
         assert more.peak_allocated <= two.stats.peak_allocated
 

@@ -10,7 +10,7 @@ import pytest
 from slurm_gpumem.estimators.corrected.estimator import strange_layers
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
-from slurm_gpumem.estimators.structural.kinds import drops, has_branches
+from slurm_gpumem.estimators.structural.kinds import drops, named
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
@@ -86,8 +86,8 @@ Net                          [2, 32, 14, 14]        [2, 32, 14, 14]        --
 
 
 def test_repvits_modules_are_no_branches_and_its_last_norm_takes_their_sum() -> None:
-    assert not has_branches("RepVit")
-    assert not has_branches("RepVitBlock")
+    assert not named("branches", "RepVit")
+    assert not named("branches", "RepVitBlock")
     rows = """\
 RepVit                       [2, 32, 14, 14]        [2, 32, 14, 14]        --
 ├─RepVggDw: 1-1              [2, 32, 14, 14]        [2, 32, 14, 14]        --

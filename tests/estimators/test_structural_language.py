@@ -9,7 +9,7 @@ import pytest
 
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
-from slurm_gpumem.estimators.structural.kinds import generates, keeps_cache
+from slurm_gpumem.estimators.structural.kinds import keeps_cache, named
 from slurm_gpumem.estimators.structural.tying import ties_output
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
@@ -63,7 +63,7 @@ def test_which_models_share_their_embedding_with_the_output_layer(
 
 def test_classifiers_over_generating_models_keep_the_cache_too() -> None:
     assert keeps_cache("LlamaForSequenceClassification")
-    assert not generates("LlamaForSequenceClassification")
+    assert not named("generates", "LlamaForSequenceClassification")
     assert not keeps_cache("BertForSequenceClassification")
 
 

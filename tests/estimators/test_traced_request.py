@@ -9,8 +9,8 @@ from slurm_gpumem.estimators.traced.estimator import estimate_trace
 from slurm_gpumem.estimators.traced.learned import packaged
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
-from slurm_gpumem.estimators.whatif import Alternatives, jump_before
-from slurm_gpumem.report.doubt import doubt_lines
+from slurm_gpumem.estimators.whatif import jump_before
+from slurm_gpumem.report.explained import jump_line
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -66,7 +66,4 @@ def test_explain_names_the_part_that_makes_a_peak_jump() -> None:
     assert jump is not None
     assert (jump.batch, jump.part, jump.part_mib) == (28, "workspace", 2990)
     assert jump_before(at(TrainingJob(64)), at) is None
-    assert (
-        "another algorithm"
-        in doubt_lines(at(TrainingJob(32)), find_gpu("h200"), Alternatives(jump=jump), 1024)[0]
-    )
+    assert "another algorithm" in jump_line(jump, at(TrainingJob(32)))

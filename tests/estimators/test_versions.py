@@ -49,7 +49,7 @@ def test_before_2_0_gradients_stay_through_the_forward_pass() -> None:
     tape.op((x,), y, saved=(x,), params=(0,))
     tape.close()
     plan = StepPlan(states=0, temporaries=0, cublas_workspace=0)
-    freed, kept = replay(tape, plan), replay(tape, replace(plan, keeps_gradients=True))
+    freed, kept = replay(tape, plan), replay(tape, plan._replace(keeps_gradients=True))
     assert kept.stats.peak_allocated > freed.stats.peak_allocated
 
 
@@ -58,7 +58,7 @@ def test_before_2_0_an_optimizer_holds_two_results_of_one_parameter() -> None:
     tape.params += [100 * MIB] * 4
     tape.close()
     plan = StepPlan(states=0, temporaries=1, cublas_workspace=0)
-    together, apart = replay(tape, plan), replay(tape, replace(plan, foreach=False))
+    together, apart = replay(tape, plan), replay(tape, plan._replace(foreach=False))
     assert together.stats.peak_allocated - apart.stats.peak_allocated == 200 * MIB
 
 

@@ -9,7 +9,7 @@ import pytest
 from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy
 from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.types import Estimate, TrainingJob, Unseen
+from slurm_gpumem.estimators.types import CustomForward, Estimate, TrainingJob
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
@@ -128,14 +128,14 @@ def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> 
     assert build_call(decide(several)).call.argv == ("sbatch", "-n1", ":", "-n2", "job.sh")
 
 
-OWN_CODE = Unseen(0.8, ("PairBlock",))
+OWN_CODE = CustomForward(0.8, ("PairBlock",))
 
 
-def unseen_plan(rule: str, *argv: str, unseen: Unseen = OWN_CODE, **own: str) -> Plan:
+def unseen_plan(rule: str, *argv: str, unseen: CustomForward = OWN_CODE, **own: str) -> Plan:
     """The plan for a job whose text does not show enough, at a site with this rule."""
     job = asked(*argv, **own)
     job = job._replace(config=job.config._replace(text=TextPolicy(rule)))
-    found = Estimate(5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), unseen=unseen)
+    found = Estimate(5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), custom_forward=unseen)
     on = (NeedOnGpu(GpuModel("a100"), Need(5000, 9000), found, None),)
     reach = Reach(partitions=("gpu",), kinds=(A100,), models=(GpuModel("a100"),), gpu_keeps_off_shards=True)
     return choose_request(job, Workload(), reach, Needs(on))
@@ -156,7 +156,7 @@ def test_code_that_no_text_shows_shares_a_gpu_by_default_gets_a_whole_one_or_is_
 
 
 def test_a_text_without_shapes_never_decides_a_share() -> None:
-    bare = Unseen(1.0, ("PairNet",), no_shapes=True)
+    bare = CustomForward(1.0, ("PairNet",), no_shapes=True)
     for rule in ("widen", "whole-gpu"):
         plan = unseen_plan(rule, model="pair.txt", unseen=bare)
         assert plan.request is not None

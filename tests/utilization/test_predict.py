@@ -12,7 +12,7 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import TrainingJob, Utilization
-from slurm_gpumem.report.estimate import Alternatives, explain_lines
+from slurm_gpumem.report.explained import detail_lines
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.utilization.features import NAMES, TextQuality, in_words, logit
 from slurm_gpumem.utilization.model import packaged
@@ -88,7 +88,7 @@ def test_of_a_text_without_shapes_utilization_is_unknown_and_says_what_has_them(
 def test_the_answer_for_people_has_one_line_where_utilization_is_unknown() -> None:
     summary = read_summary(WRITTEN)
     found = estimate(WRITTEN, batch_size=8, gpu="h200")
-    shown = explain_lines(summary, found, find_gpu("h200"), Alternatives(), 1024)
+    shown = detail_lines(summary, found, find_gpu("h200"), 1024)
     assert sum("SM activity unknown: what Quark" in line for line in shown) == 1
 
 
@@ -124,9 +124,9 @@ def test_an_interval_that_says_nothing_is_reported_as_unknown() -> None:
     assert made.utilization is not None
     assert made.utilization.is_known
     wide = {**made.utilization.intervals, "sm_active": (11.0, 88.0)}
-    unsure = replace(made, utilization=replace(made.utilization, intervals=wide))
+    unsure = replace(made, utilization=made.utilization._replace(intervals=wide))
     summary = read_summary(EXAMPLES / "resnet50.txt")
-    shown = explain_lines(summary, unsure, find_gpu("h200"), Alternatives(), 1024)
+    shown = detail_lines(summary, unsure, find_gpu("h200"), 1024)
     assert any("SM activity unknown (11 to 88 %)" in line for line in shown)
     assert not any("occupancy" in line for line in shown)
 

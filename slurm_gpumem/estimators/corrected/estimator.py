@@ -136,7 +136,7 @@ def corrected(
         coverage=widths[group].coverage,
         requests=asked,
         group=group,
-        unseen=code if code.is_much else None,
+        custom_forward=code if code.is_much else None,
         # Between two anchors the rebuilt step is that of another batch size.
         step=plain.step if plain.job == job else None,
     )

@@ -27,7 +27,7 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.structural.forwards.registry import misfits
 from slurm_gpumem.estimators.structural.kinds import family_of, is_attention
 from slurm_gpumem.estimators.structural.tree import build_tree
-from slurm_gpumem.estimators.types import Unseen
+from slurm_gpumem.estimators.types import CustomForward
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 FILE = "known-classes.txt"
@@ -122,11 +122,11 @@ def known_classes() -> KnownClasses:
 
 
 @lru_cache(maxsize=8)
-def unseen(summary: ModelSummary) -> Unseen:
+def unseen(summary: ModelSummary) -> CustomForward:
     """How much of this text's model is unseen, and whose."""
     known = known_classes()
     if summary.shows.preallocates:
-        return Unseen(1.0, tuple(sorted({layer.kind for layer in summary.layers})), no_torch=True)
+        return CustomForward(1.0, tuple(sorted({layer.kind for layer in summary.layers})), no_torch=True)
     if not summary.shows.nesting:
         return _without_nesting(summary, known)
     total = 0
@@ -170,7 +170,7 @@ def _family(rows: Sequence[Tuple[Layer, FrozenSet[str]]], known: KnownClasses) -
     return word[1] if whole and any(kind.startswith(word[1]) for kind in names) else ""
 
 
-def _without_nesting(summary: ModelSummary, known: KnownClasses) -> Unseen:
+def _without_nesting(summary: ModelSummary, known: KnownClasses) -> CustomForward:
     """Without nesting a name alone must do, and the model's own class stands nowhere."""
     kinds = {layer.kind for layer in summary.layers} - _SEQUENCES
     found = {kind: known[kind] for kind in kinds}
@@ -178,7 +178,7 @@ def _without_nesting(summary: ModelSummary, known: KnownClasses) -> Unseen:
     if not written:
         written = _strange_owners(summary, known) or sorted(misfits(build_tree(summary)))
     if written:
-        return Unseen(1.0, tuple(written))
+        return CustomForward(1.0, tuple(written))
     # Weights that are computed from others are torch's own, in any model.
     measured = {
         kind
@@ -186,7 +186,7 @@ def _without_nesting(summary: ModelSummary, known: KnownClasses) -> Unseen:
         if entry is not None and entry.marks == "m" and not _COMPUTED_WEIGHTS.match(kind)
     }
     library = len(measured) > 1 or bool(measured & _ALONE)
-    return Unseen(0.0, ()) if library else Unseen(1.0, (NO_NAME,))
+    return CustomForward(0.0, ()) if library else CustomForward(1.0, (NO_NAME,))
 
 
 def _strange_owners(summary: ModelSummary, known: KnownClasses) -> List[str]:
@@ -208,12 +208,12 @@ def _strange_owners(summary: ModelSummary, known: KnownClasses) -> List[str]:
     return sorted(found)
 
 
-def _shared(weights: Mapping[str, int], total: int) -> Unseen:
+def _shared(weights: Mapping[str, int], total: int) -> CustomForward:
     found = sum(weights.values())
     if not weights:
-        return Unseen(0.0, ())
+        return CustomForward(0.0, ())
     ordered = tuple(sorted(weights, key=lambda name: -weights[name]))
-    return Unseen(min(1.0, found / total) if total else 1.0, ordered)
+    return CustomForward(min(1.0, found / total) if total else 1.0, ordered)
 
 
 def _size(layer: Layer) -> int:

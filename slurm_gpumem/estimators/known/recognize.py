@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Optional, Tuple
+from typing import TYPE_CHECKING, Optional, Tuple
 
 from slurm_gpumem.estimators.known.fingerprint import key_of
 from slurm_gpumem.estimators.known.store import KnownModel, find
-from slurm_gpumem.estimators.traced.older_torch import lacks_attention
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
+
+if TYPE_CHECKING:
+    from slurm_gpumem.summaries.trace_types import Trace
 
 _SOME = 0.01
 """Less than this part of the parameters makes no difference: tables of positions that nobody trains."""
@@ -38,7 +39,11 @@ def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
     """The summary with its model's trace, where one is stored for such a training; otherwise as it is."""
     known = recognized(summary)
     trace = None if known is None else _trace_for(known, job)
-    if known is None or trace is None or lacks_attention(trace, job.torch):
+    if known is None or trace is None:
+        return summary
+    from slurm_gpumem.estimators.traced.older_torch import lacks_attention  # most texts have no stored trace
+
+    if lacks_attention(trace, job.torch):
         return summary
     # What the text leaves out no longer matters, but for the input's size.
     stated = summary.has_shapes or summary.input_shapes

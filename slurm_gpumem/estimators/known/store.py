@@ -18,13 +18,15 @@ import struct
 from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import FOLDERS, data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.known.fingerprint import KEY_BYTES
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.summaries.trace_types import Trace
+
+if TYPE_CHECKING:
+    from slurm_gpumem.summaries.trace_types import Trace
 
 FORMAT = b"gpumem-known-models/1\n"
 FILE = "known-models.bin"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from math import prod
 
-from slurm_gpumem.estimators.structural.kinds import may_add_input, takes_loss
+from slurm_gpumem.estimators.structural.kinds import may_add_input, named
 from slurm_gpumem.estimators.structural.shapes import output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.tape import Tensor
@@ -27,7 +27,7 @@ def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
     if row.kind == "LeakyReLU" and not (walk.scopes and "Act" in walk.scopes[-1].kind):
         # It keeps its input, so it is not used in place.
         return False
-    if takes_loss(walk.summary.name):
+    if named("computes-loss", walk.summary.name):
         return False  # transformers' activations are never in place
     producer = walk.tape.ops[-1] if walk.tape.ops else None
     if walk.scopes and walk.scopes[-1].entry.slot == x.slot and may_add_input(walk.scopes[-1].kind):

@@ -20,7 +20,7 @@ from slurm_gpumem.estimators.structural.kinds import (
     drops_eagerly,
     family_of,
     is_attention,
-    keeps_scores,
+    named,
     position_scores,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape, rule_for
@@ -235,7 +235,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
         in_python,
         drops and walk.drops(),
         positions,
-        keeps_scores=bool(sinks) and keeps_scores(node.row.kind),
+        keeps_scores=bool(sinks) and named("kept-scores", node.row.kind),
         in_float=bool(sinks) or "T5" in node.row.kind,
     )
     if matrix is None and "Window" in node.row.kind and node.row.outputs:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import List, Optional, Sequence
+from typing import List, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.tape import Tensor
@@ -16,8 +15,7 @@ WINDOW_HEAD = 32
 _MOST_POSITIONS = 512
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """How a module computes its attention, beyond what its rows show."""
 
     grouped: bool

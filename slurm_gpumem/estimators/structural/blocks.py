@@ -8,21 +8,16 @@ the visible ones do not explain is distributed among the hidden blocks.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.structural.kinds import family_of, is_gate, may_add_input
-from slurm_gpumem.estimators.structural.patterns import (
-    Pattern,
-    Style,
-    gate_nodes,
-    holds_several,
-    pattern_of,
-    shortcut_pattern,
-)
+from slurm_gpumem.estimators.structural.kinds import family_of, may_add_input, named
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shape
+
+if TYPE_CHECKING:
+    # Most texts show all layers.
+    from slurm_gpumem.estimators.structural.patterns import Pattern, Style
 
 _NOTICEABLE = 0.02
 """Fraction of all outputs that must be unexplained before unknown classes count as hidden blocks."""
@@ -30,7 +25,6 @@ _SAME_SHAPE = (
     *("relu", "hard", "input_act", "output_act"),
     *("batch_norm", "batch_norm_act", "layer_norm", "rms_norm"),
 )
-_LAYER = re.compile("norm|^conv|^linear")
 _MOST_REPEATS = 96
 _FEW = 4
 _SCALES = (0.1, 30.0)
@@ -56,6 +50,8 @@ def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
             for node, _, _ in found
             if not _hides(node.row) and node.row.outputs
         )
+    from slurm_gpumem.estimators.structural.patterns import Style
+
     style = Style.of(summary)
     blocks = [_Block(node, shape, parent, style) for node, shape, parent in found]
     if rest is not None and rest > 0:
@@ -69,10 +65,12 @@ class _Block:
     """One hidden block: its pattern, its number of repeats and the width of its inner layers."""
 
     def __init__(self, node: Node, shape: Shape, parent: str, style: Style) -> None:
+        from slurm_gpumem.estimators.structural.patterns import holds_several, pattern_of, shortcut_pattern
+
         self.node = node
         self.shape = shape
         self.style = style
-        self.gate = is_gate(node.row.kind) and len(shape) == 4
+        self.gate = named("gate", node.row.kind) and len(shape) == 4
         """It computes one number for each channel, by which its input is scaled."""
         self.several = holds_several(node.row.kind) and not node.shortcut
         self.pattern: Pattern = (
@@ -95,6 +93,8 @@ class _Block:
         node = self.node
         node.guessed = True
         if self.gate:
+            from slurm_gpumem.estimators.structural.patterns import gate_nodes
+
             node.children = gate_nodes(self.shape, node.row.params)
             return
         node.children = self.pattern.nodes(self.shape, node.row.params, self.repeats, self.scale)
@@ -173,7 +173,11 @@ def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
 
 def _hides(row: Layer) -> bool:
     """Whether a row stands for layers that the text does not show: not if its class is itself a layer."""
-    return row.hidden and not _LAYER.search(family_of(row.kind))
+    return row.hidden and not _is_layer(family_of(row.kind))
+
+
+def _is_layer(family: str) -> bool:
+    return "norm" in family or family.startswith(("conv", "linear"))
 
 
 def _looks_hidden(row: Layer, deepest: int) -> bool:

@@ -6,11 +6,9 @@ from typing import List, Optional
 
 from slurm_gpumem.estimators.structural.kernels import first_convolution, input_of_first
 from slurm_gpumem.estimators.structural.kinds import (
-    adds_logits_bias,
     family_of,
-    generates,
     has_decoder,
-    takes_loss,
+    named,
     upsamples_logits,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape
@@ -100,11 +98,11 @@ def finish(walk: Walk) -> None:
     """Record the loss over the current tensor; it and the output outlive the step."""
     walk.tape.label = "loss"
     logits = walk.take(walk.cur)
-    if adds_logits_bias(walk.summary.name):
+    if named("logits-bias", walk.summary.name):
         biased = walk.tape.new(logits.shape, logits.elements, walk.wide, grad=logits.grad)
         logits = walk.tape.op((logits,), biased, alias=not walk.amp)
     walk.tape.survivors.append(logits)
-    if not takes_loss(walk.summary.name):
+    if not named("computes-loss", walk.summary.name):
         walk.tape.returned = len(walk.tape.ops)
     if upsamples_logits(walk.summary.name) and len(logits.shape) == len(walk.sent) == 4:
         whole = walk.make((*logits.shape[:2], *walk.sent[2:]), logits.width)
@@ -136,7 +134,7 @@ def _cross_entropy(walk: Walk, logits: Tensor, total: Tensor) -> None:
     cross_entropy computes the logarithm in the logits' own precision, and autocast widens it afterwards.
     Language models of transformers widen the logits first.
     """
-    if logits.width < _FLOAT and generates(walk.summary.name):
+    if logits.width < _FLOAT and named("generates", walk.summary.name):
         wide = walk.tape.new(logits.shape, logits.elements, _FLOAT, grad=logits.grad)
         logits = walk.tape.op((logits,), wide)
     logs = walk.tape.new(logits.shape, logits.elements, logits.width, grad=logits.grad)

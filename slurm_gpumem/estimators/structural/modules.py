@@ -9,14 +9,11 @@ from slurm_gpumem.estimators.structural import attention
 from slurm_gpumem.estimators.structural.forwards.registry import forward_of
 from slurm_gpumem.estimators.structural.inputs import conv_input
 from slurm_gpumem.estimators.structural.kinds import (
-    drops_branches,
     family_of,
-    has_branches,
     hidden_activation,
     is_attention,
-    is_gate,
     may_add_input,
-    scales_activation,
+    named,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape, norm_of, rule_for
 from slurm_gpumem.estimators.structural.tree import Node
@@ -101,7 +98,7 @@ def _leaf(walk: Walk, node: Node) -> None:
         if x.slot in walk.halves and not attends:
             # One half, activated, gates the other.
             walk.multiply(out, x)
-        elif walk.scopes and walk.scopes[-1].entry is x and scales_activation(walk.scopes[-1].kind):
+        elif walk.scopes and walk.scopes[-1].entry is x and walk.scopes[-1].kind == "NormFreeBlock":
             walk.give(walk.tape.op((walk.take(out),), walk.make(out.shape, out.width, grad=out.grad)))
 
 
@@ -199,7 +196,7 @@ def _branch(walk: Walk, x: Tensor) -> Tensor:
     scope = walk.scopes[-1]
     if x.slot == scope.entry.slot:
         return x
-    if drops_branches(scope.kind):
+    if named("functional-dropout", scope.kind):
         kept = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
         x = walk.give(walk.tape.op((walk.take(x),), kept, kept=(x.elements,)))
     if not scope.scales:
@@ -240,7 +237,7 @@ def _container(walk: Walk, node: Node) -> None:
     if family in ("batch_norm_act", "group_norm_act", "batch_norm", "layer_norm", "rms_norm"):
         walk.give(norm_of(row)(walk, row, walk.take(entry)))
         own = 0
-    adds = may_add_input(row.kind) and not has_branches(row.kind)
+    adds = may_add_input(row.kind) and not named("branches", row.kind)
     if adds:
         scope.scales = _count_scales(row, own)
         scope.post_norm = _ends_with_norm(node)
@@ -261,7 +258,7 @@ def _container(walk: Walk, node: Node) -> None:
     elif attention.uses_weights_only(node):
         attention.functional(walk, node, run)
         own = 0
-    elif has_branches(row.kind):
+    elif named("branches", row.kind):
         _branches(walk, node.children, entry)
     else:
         packed: List[Tensor] = []
@@ -322,7 +319,7 @@ def _branches(walk: Walk, children: List[Node], entry: Tensor) -> None:
         of_sum = family == "batch_norm" and child is children[-1] and len(made) > 1 and not child.children
         if of_sum and entry.shape == made[0].shape:
             made.append(entry)
-        if family in _ACTIVATIONS or family == "identity" or is_gate(child.row.kind) or of_sum:
+        if family in _ACTIVATIONS or family == "identity" or named("gate", child.row.kind) or of_sum:
             _add_all(walk, made)
             made = []
             run(walk, child)

@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import List, Tuple
+from typing import List, NamedTuple, Tuple
 
 from slurm_gpumem.estimators.structural.attention import HIDDEN_DROPPING, HIDDEN_EAGER
 from slurm_gpumem.estimators.structural.kinds import (
-    drops_by_default,
-    eager_model,
     family_of,
-    generates,
     is_attention,
+    named,
 )
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shape
 
-_FEED_FORWARD = re.compile(r"M[Ll][Pp]|FFN|[Ff]eed[Ff]orward|Intermediate|SwiGLU")
-_SEVERAL = re.compile(
-    r"^Sequential$|^ModuleList$|^ModuleDict$|Stage|Encoder$|Decoder$|Layers$|Blocks$|^BasicLayer$|Model$|Transformer$"
-)
-_CONV_NORM = re.compile(
-    r"Conv\w*(?:Norm|Bn|BN)|^BasicConv|^ConvModule|^Downsample|^PatchMerging|^PatchEmbed|^CBR|^Stem"
-)
-_INVERTED = re.compile(
-    r"MBConv|EfficientNet|MobileNet|MNASNet|MixNet|TinyNet|InvertedResidual|DepthwiseSeparable|UniversalInverted|Ghost|LinearBottleneck"
-)
-_MODERN = re.compile(
-    r"Conv[Nn]e[Xx]t|^CNBlock|Focal|MetaNeXt|MetaFormer|PoolFormer|GatedConv|StarBlock|Mamba"
-)
-_BOTTLENECK = re.compile(r"Bottle|ResNeXt|Res2")
-_CUBIC = re.compile(
-    r"GPT2|CodeGen|GPTJ|GPTNeo(?!X)|GPTBigCode|Albert|BigBird|Funnel|FNet|Nystromformer|OpenAIGPT"
-)
-_GATED = re.compile(r"Llama|Mistral|Mixtral|Qwen|Gemma|Phi3|Olmo|StableLm|SmolLM|Granite|Cohere")
-_UNGROUPED = re.compile(r"Phi3|Olmo(?!2)|StableLm")
-_ATTENTION_BLOCK = re.compile(r"Block|Stage|Layer|Split")
-"""A block for images with attention inside still consists mostly of convolutions."""
-_DENSE = re.compile(r"Dense_?Layer$")
-# transformers' own classes, and those with one layer for queries, keys and values.
-_LIBRARY_MODEL = re.compile(r"For[A-Z]\w+$|LMHead|^[A-Z]\w+Model$")
-_FUSED = re.compile(r"GPT2|GPTNeoX|GPTBigCode|Bloom|Falcon|CodeGen|Mpt|Phi3|Persimmon|ModernBert")
 _SMOOTH = ("input_act", "hard")
 
 
 def _feed_forward_activation(names: str, *, gated: bool) -> str:
-    if _CUBIC.search(names):
+    if named("cubic-gelu", names):
         return "NewGELUActivation"
     if "Esm" in names:
         return "ErfGELU"
@@ -63,13 +34,12 @@ def _attention_class(model: str, names: str) -> str:
     for word in ("DebertaV2", "Deberta", "XLNet", "Funnel"):
         if word in names:
             return f"{word}Attention"
-    if eager_model(model):
-        return HIDDEN_DROPPING if drops_by_default(model) else HIDDEN_EAGER
+    if named("eager", model):
+        return HIDDEN_DROPPING if named("dropping", model) else HIDDEN_EAGER
     return "HiddenAttention"
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """What the visible rows and the model's name imply about its hidden layers."""
 
     model: str
@@ -102,8 +72,8 @@ class Style:
         sharp = "relu" in families.values()
         names = f"{summary.name} " + " ".join(families)
         # Language models with root mean square norms have gated feed-forward layers, as Llama has.
-        rms = any(kind.endswith("RMSNorm") for kind in families) and generates(summary.name)
-        gated = bool(_GATED.search(names)) or rms
+        rms = any(kind.endswith("RMSNorm") for kind in families) and named("generates", summary.name)
+        gated = named("gated", names) or rms
         seen = set(families.values())
         return cls(
             model=summary.name,
@@ -113,16 +83,15 @@ class Style:
             gelu=_feed_forward_activation(names, gated=gated),
             norm="LlamaRMSNorm" if gated else ("T5LayerNorm" if "T5LayerNorm" in families else "LayerNorm"),
             gated=gated,
-            grouped=gated and not _UNGROUPED.search(names),
-            separate=bool(_LIBRARY_MODEL.search(summary.name)) and not _FUSED.search(summary.name),
+            grouped=gated and not named("ungrouped", names),
+            separate=named("library-model", summary.name) and not named("fused-projection", summary.name),
             attention=_attention_class(summary.name, names),
-            drops=drops_by_default(summary.name),
+            drops=named("dropping", summary.name),
             counts_norms="batch_norm_act" not in families.values(),
         )
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One layer of a pattern: its width in multiples of the block's, its fraction of the parameters."""
 
     kind: str
@@ -142,8 +111,7 @@ class Step:
         return "Norm" in self.kind or self.share > 0
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """The layers of one block and its number of repeats."""
 
     steps: Tuple[Step, ...]
@@ -188,7 +156,7 @@ class Pattern:
 
 def holds_several(kind: str) -> bool:
     """Whether a container of this class holds several blocks rather than being one."""
-    return bool(_SEVERAL.search(kind))
+    return named("several-blocks", kind)
 
 
 def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
@@ -197,13 +165,13 @@ def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
     last = len(shape) < 4 or shape[-3] == shape[-2] != shape[-1]
     axis = -1 if last else 1
     width = max(1, shape[axis])
-    if is_attention(row.kind) and not (axis == 1 and _ATTENTION_BLOCK.search(row.kind)):
+    if is_attention(row.kind) and not (axis == 1 and named("attention-block", row.kind)):
         return Pattern(_attention(style, "", convolves=axis == 1), 1, axis, residual=False)
-    if _FEED_FORWARD.search(row.kind):
+    if named("feed-forward", row.kind):
         return Pattern(_feed_forward(row.params, width, style, 1.0, ""), 1, axis, residual=False)
     if len(shape) == 2:
         return Pattern((Step("Linear", share=1.0), Step("ReLU")), 1, axis, residual=False)
-    if _DENSE.search(row.kind) and not last:
+    if named("dense-layer", row.kind) and not last:
         return Pattern(_dense_layer(row.params, width), 1, axis, residual=False)
     if last:
         repeats = max(1, round(row.params / (12 * width * width))) if holds_several(row.kind) else 1
@@ -297,16 +265,16 @@ def _convolutions(kind: str, params: float, width: int, style: Style) -> Tuple[S
 
     if kind.startswith("BnActConv"):
         return (Step("BatchNorm2d"), Step(act), Step("Conv2d", share=1.0))
-    if _CONV_NORM.search(kind):
+    if named("conv-norm", kind):
         return (*pair(1, 1.0, inner=False), Step(act))
-    if _INVERTED.search(kind):
+    if named("inverted", kind):
         smooth = style.mobile_activation
         wide = min(6.0, max(1.0, params / (2.5 * width * width)))
         middle = Step(smooth, wide, inner=True)
         # torchvision's MBConv scales its channels by squeeze and excitation, which keeps what it scales.
         gate = (Step("Multiply", wide, inner=True),) if kind == "MBConv" else ()
         return (*pair(wide, 0.45), middle, *pair(wide, 0.1), middle, *gate, *pair(1, 0.45, inner=False))
-    if _MODERN.search(kind) or style.layer_norms:
+    if named("modern-conv", kind) or style.layer_norms:
         wide = max(0.5, params / (2.0 * width * width))
         depthwise = (Step("Conv2d", 1, 0.02), Step("LayerNorm2d", 1))
         return (
@@ -315,7 +283,7 @@ def _convolutions(kind: str, params: float, width: int, style: Style) -> Tuple[S
             Step("GELU", wide, inner=True),
             Step("Linear", 1, 0.49),
         )
-    if _BOTTLENECK.search(kind):
+    if named("bottleneck", kind):
         # Solves 2·C·w + 9·w² = parameters for the inner width w.
         wide = min(1.0, max(0.1, ((4 * width**2 + 36 * params) ** 0.5 - 2 * width) / 18 / width))
         middle = Step(act, wide, inner=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Dict, List, Sequence, Tuple
+from dataclasses import replace
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
@@ -27,8 +27,7 @@ _AT_ONCE = 2
 """Intermediate results that a formula over one parameter holds: its operand and its result."""
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """What determines a step besides the tape."""
 
     states: int
@@ -46,8 +45,7 @@ class StepPlan:
     """The optimizer's temporaries exist for all parameters at once."""
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(NamedTuple):
     """The allocator's result for the stream, and what was alive at its peak."""
 
     stats: AllocatorStats

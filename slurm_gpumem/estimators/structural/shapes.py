@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.structural.kinds import family_of, is_gate
+from slurm_gpumem.estimators.structural.kinds import family_of, named
 from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
 
@@ -163,7 +163,7 @@ class _Guess:
 
     def _close(self, result: List[Layer], index: int) -> None:
         entry = self.around.pop()
-        if is_gate(result[index].kind):
+        if named("gate", result[index].kind):
             self.cur = entry
         result[index] = replace(result[index], outputs=(self.cur,))
         self.cur = self.beside.pop(index, self.cur)

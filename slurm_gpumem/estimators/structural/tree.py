@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Optional, Sequence, Set
 
-from slurm_gpumem.estimators.structural.kinds import family_of, scales_branch
+from slurm_gpumem.estimators.structural.kinds import family_of, named
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, Layer, ModelSummary, Shape
 
 _PARAMETRIZED = "Parametrized"
@@ -112,7 +112,7 @@ def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
     """
     open_nodes: List[Node] = []
     for row in rows:
-        if not row.params and row.outputs and scales_branch(row.kind):
+        if not row.params and row.outputs and named("scaled-branch", row.kind):
             # Parameters that belong to no layer are not counted.
             row = replace(row, params=row.outputs[0][1])
         node = Node(row)
@@ -122,7 +122,7 @@ def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
             # Normalizes first, then calls its activation, whose row comes before it.
             while start and len(open_nodes) - start < 2 and _belongs(open_nodes[start - 1], row):
                 start -= 1
-        elif not family and (not row.params or scales_branch(row.kind)) and row.kind != UNKNOWN_KIND:
+        elif not family and (not row.params or named("scaled-branch", row.kind)) and row.kind != UNKNOWN_KIND:
             while start and row.kind not in open_nodes[start - 1].contains:
                 start -= 1
         node.children = open_nodes[start:]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.estimators.structural.kinds import drops, has_decoder, is_gate, keeps_cache
+from slurm_gpumem.estimators.structural.kinds import drops, has_decoder, keeps_cache, named
 from slurm_gpumem.estimators.tape import Tape, Tensor
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
@@ -196,7 +196,7 @@ class Walk:
     def _is_mean(self, shape: Shape) -> bool:
         """Whether `shape` has one number per channel of the current image: its mean, not an older one."""
         cur = self.cur.shape
-        if len(cur) != 4 or prod(cur[2:]) <= 1 or not self.scopes or not is_gate(self.scopes[-1].kind):
+        if len(cur) != 4 or prod(cur[2:]) <= 1 or not self.scopes or not named("gate", self.scopes[-1].kind):
             return False
         return shape == (*cur[:2], 1, 1)
 

@@ -106,6 +106,9 @@ def fits_fused(node: Node) -> bool:
     return bool(node.row.outputs) and len(node.row.outputs[0]) > 2 and len(attention.projections(node)) == 1
 
 
+fits_blocks_of_tokens = fits_mask_units = fits_fused
+
+
 def positional_gate(walk: Walk, node: Node, run: Run) -> None:
     """ConViT's attention: scores of content and of position, each through a softmax, mixed by a gate."""
     entry = walk.cur
