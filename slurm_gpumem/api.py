@@ -206,7 +206,7 @@ def _decide(
     )
     notes: Tuple[str, ...] = ()
     if asked.trace:
-        from slurm_gpumem.jobtrace.before_submission import with_trace
+        from slurm_gpumem.submission.trace.before_submission import with_trace
 
         after = with_trace(asked, lambda state, seconds: None)
         if after.deferred is not None:

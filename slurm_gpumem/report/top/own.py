@@ -14,10 +14,10 @@ from typing import Dict, List, Optional, Tuple
 from slurm_gpumem.config.node import NodeConfig, nodes_are_here, run_dir
 from slurm_gpumem.formats.own_live import OwnJob, OwnLive, own_live_from, read_own_live
 from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.report.top.types import TopJob, View
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.running import RunningJob, running_gpu_jobs
 from slurm_gpumem.slurm.steps import FileOnNode
-from slurm_gpumem.top.types import TopJob, View
 
 _QUEUE_EVERY_S = 10.0
 _STALE_S = 15.0

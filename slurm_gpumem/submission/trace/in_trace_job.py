@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from slurm_gpumem.errors import GpumemError, SlurmError
-from slurm_gpumem.jobtrace.before_submission import with_trace
-from slurm_gpumem.jobtrace.trace_job import OUTPUT
 from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.gres import held_by
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
@@ -23,6 +21,8 @@ from slurm_gpumem.submission.decide import Plan, decide
 from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.submission.sbatch_call import PlannedCall, build_call
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.trace.before_submission import with_trace
+from slurm_gpumem.submission.trace.trace_job import OUTPUT
 from slurm_gpumem.terminal.say import say
 
 _AWAIT_S = 60.0

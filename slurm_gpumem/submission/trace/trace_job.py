@@ -26,8 +26,8 @@ from slurm_gpumem.submission.needs import estimate_needs
 from slurm_gpumem.submission.reach import Reach
 from slurm_gpumem.submission.sbatch_call import PlannedCall
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-_INSIDE = "slurm_gpumem.jobtrace.in_trace_job"
+_ROOT = str(Path(__file__).resolve().parents[3])
+_INSIDE = "slurm_gpumem.submission.trace.in_trace_job"
 OUTPUT = "gpumem-trace-%j.out"
 _MORE_MIB, _MORE_S = 512, 120
 """Of the trace job beyond the traced script's own limits."""

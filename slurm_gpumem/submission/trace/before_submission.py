@@ -10,9 +10,6 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UsageError
 from slurm_gpumem.estimators.types import Estimate, Gpu
-from slurm_gpumem.jobtrace import cache
-from slurm_gpumem.jobtrace.batch_script import Progress, ScriptRun, script_run, trace_script
-from slurm_gpumem.jobtrace.trace_job import Deferred, deferred_trace, whole_until_traced
 from slurm_gpumem.slurm.arrays import array_tasks
 from slurm_gpumem.slurm.job_environment import ArrayTask
 from slurm_gpumem.slurm.sbatch import SALLOC, SBATCH
@@ -21,6 +18,9 @@ from slurm_gpumem.submission.asked import Asked, read_asked
 from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.reach import find_reach
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.trace import cache
+from slurm_gpumem.submission.trace.batch_script import Progress, ScriptRun, script_run, trace_script
+from slurm_gpumem.submission.trace.trace_job import Deferred, deferred_trace, whole_until_traced
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import count
