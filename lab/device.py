@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from lab.children import Children
-from slurm_gpumem.calibration.nvml import NvmlGpu
+from slurm_gpumem.site.calibration.nvml import NvmlGpu
 from slurm_gpumem.units import MIB
 
 

@@ -23,7 +23,6 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     "tracing": {"summaries"},
     "estimators": {"summaries", "formats", "config"},
     "utilization": {"summaries", "estimators"},
-    "calibration": {"summaries", "estimators", "utilization"},
     "accounting": {"config", "formats", "slurm"},
     "submission": {
         "config",
@@ -51,10 +50,19 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "submission",
         "simulation",
     },
-    "site": {"config", "formats", "slurm", "accounting", "estimators", "devcluster"},
+    "site": {
+        "config",
+        "formats",
+        "slurm",
+        "summaries",
+        "accounting",
+        "estimators",
+        "utilization",
+        "devcluster",
+    },
     "simulation": {"config", "estimators", "formats", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
-    "lab": {"summaries", "tracing", "estimators", "utilization", "calibration", "simulation", "terminal"},
+    "lab": {"summaries", "tracing", "estimators", "utilization", "site", "simulation", "terminal"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package.
 

@@ -15,7 +15,7 @@ PRODUCT = sorted(PACKAGE.rglob("*.py"))
 NAMES_THE_LAB = {"cli/accuracy.py"}
 """It imports the lab by name in a checkout, and says what to clone elsewhere."""
 ASKS_WHERE_IT_IS = {
-    "calibration/context.py": "the package's root, for a child's import path",
+    "site/calibration/context.py": "the package's root, for a child's import path",
     "data.py": "the files that ship",
     "devcluster/cluster.py": "modules of its own, copied for jobs",
     "devcluster/demo.py": "docs/examples: the demo runs in a checkout, and says so elsewhere",

@@ -6,8 +6,8 @@ import time
 from typing import Callable, Iterator, List, Sequence
 
 from lab.collect.workers import Message, Worker
-from slurm_gpumem.calibration.nvml import Moment, NvmlGpu
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.site.calibration.nvml import Moment, NvmlGpu
 
 
 class Watcher:

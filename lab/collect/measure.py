@@ -13,7 +13,7 @@ import torch
 from lab.collect.build import build_model, move
 from lab.collect.sample import Job
 from lab.collect.tasks import Feed, describe_inputs, task_named
-from slurm_gpumem.calibration.nvml import NvmlGpu
+from slurm_gpumem.site.calibration.nvml import NvmlGpu
 
 FLOATS = {"bf16": torch.bfloat16}
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import List
 
-from slurm_gpumem.calibration.context import calibrate, put_entry
-from slurm_gpumem.calibration.share import shared_environment
-from slurm_gpumem.calibration.workspaces import with_workspaces
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.gpus import site_gpu_file
+from slurm_gpumem.site.calibration.context import calibrate, put_entry
+from slurm_gpumem.site.calibration.share import shared_environment
+from slurm_gpumem.site.calibration.workspaces import with_workspaces
 from slurm_gpumem.terminal.say import say
 
 
@@ -23,7 +23,7 @@ def main(argv: List[str]) -> int:
     result = calibrate(python, args.name, time.strftime("%Y-%m-%d"))
     result = with_workspaces(result, python)
     if args.utilization:
-        from slurm_gpumem.calibration.utilization import with_reference_set
+        from slurm_gpumem.site.calibration.utilization import with_reference_set
 
         result = with_reference_set(result, python)
     print(result.as_toml(), end="")

@@ -1,6 +1,6 @@
 """One process of `gpumem calibrate`: what cuDNN takes for a list of convolutions, and attention.
 
-    python -m slurm_gpumem.calibration.workspace_probe
+    python -m slurm_gpumem.site.calibration.workspace_probe
 
 prints one JSON object. Needs PyTorch and a GPU.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any, Dict, List, Tuple
 
-from slurm_gpumem.calibration.workspace_list import Case, cases
+from slurm_gpumem.site.calibration.workspace_list import Case, cases
 
 LIMIT_S = 25.0
 """What is not measured by then is left out."""

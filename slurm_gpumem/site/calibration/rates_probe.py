@@ -1,6 +1,6 @@
 """One process of `gpumem calibrate --utilization`: train the reference jobs and report the step times.
 
-    python -m slurm_gpumem.calibration.rates_probe
+    python -m slurm_gpumem.site.calibration.rates_probe
 
 prints one JSON object. Needs PyTorch and a GPU; SM activity is read if NVML has GPM counters (Hopper on).
 """
@@ -15,8 +15,8 @@ import time
 from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, Optional
 
-from slurm_gpumem.calibration.nvml import GpmCounters, NvmlGpu
-from slurm_gpumem.calibration.rates import REFERENCES, Reference
+from slurm_gpumem.site.calibration.nvml import GpmCounters, NvmlGpu
+from slurm_gpumem.site.calibration.rates import REFERENCES, Reference
 
 SECONDS = 0.5
 WINDOWS = 5

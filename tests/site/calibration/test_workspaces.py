@@ -9,14 +9,14 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from slurm_gpumem.calibration.context import Calibration, put_entry
-from slurm_gpumem.calibration.share import shared_environment
-from slurm_gpumem.calibration.workspace_list import DTYPES, cases, findings, is_as_expected, rows_of
-from slurm_gpumem.calibration.workspaces import compared
 from slurm_gpumem.estimators.environment import read_environment
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import site_sizes
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
+from slurm_gpumem.site.calibration.context import Calibration, put_entry
+from slurm_gpumem.site.calibration.share import shared_environment
+from slurm_gpumem.site.calibration.workspace_list import DTYPES, cases, findings, is_as_expected, rows_of
+from slurm_gpumem.site.calibration.workspaces import compared
 from slurm_gpumem.summaries.trace_types import CALLS, Site
 from tests.estimators.explain.small_trace import small_summary
 
@@ -103,7 +103,7 @@ def test_a_shared_file_is_one_that_the_table_takes_and_names_nobody(tmp_path: Pa
 
 def test_the_probe_runs_every_call_of_a_case() -> None:
     torch = pytest.importorskip("torch")
-    from slurm_gpumem.calibration.workspace_probe import measure
+    from slurm_gpumem.site.calibration.workspace_probe import measure
 
     class OnCpu:
         """PyTorch with the CPU in the GPU's place."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Dict, List, Mapping
 
-from slurm_gpumem.calibration.context import Calibration, run_probe
-from slurm_gpumem.calibration.rates import Compared, compare, nominal, rates_from
 from slurm_gpumem.errors import CalibrationError
+from slurm_gpumem.site.calibration.context import Calibration, run_probe
+from slurm_gpumem.site.calibration.rates import Compared, compare, nominal, rates_from
 from slurm_gpumem.utilization.model import packaged
 
-_PROBE = "slurm_gpumem.calibration.rates_probe"
+_PROBE = "slurm_gpumem.site.calibration.rates_probe"
 
 
 def with_reference_set(calibration: Calibration, python: str) -> Calibration:

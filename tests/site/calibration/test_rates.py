@@ -8,8 +8,11 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.calibration.context import Calibration, put_entry
-from slurm_gpumem.calibration.rates import (
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import CalibrationError, ConfigError
+from slurm_gpumem.estimators.gpus import find_gpu, gpu_table
+from slurm_gpumem.site.calibration.context import Calibration, put_entry
+from slurm_gpumem.site.calibration.rates import (
     FILE,
     REFERENCES,
     SM_FIELD,
@@ -19,10 +22,7 @@ from slurm_gpumem.calibration.rates import (
     rates_from,
     work_of_reference,
 )
-from slurm_gpumem.calibration.utilization import calibrated
-from slurm_gpumem.data import data_path
-from slurm_gpumem.errors import CalibrationError, ConfigError
-from slurm_gpumem.estimators.gpus import find_gpu, gpu_table
+from slurm_gpumem.site.calibration.utilization import calibrated
 from slurm_gpumem.toml_file import load_toml
 from slurm_gpumem.utilization.model import UtilizationModel, packaged
 from slurm_gpumem.utilization.predict import SUMMARY

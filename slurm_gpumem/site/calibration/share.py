@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Dict
 
-from slurm_gpumem.calibration.context import Calibration
+from slurm_gpumem.site.calibration.context import Calibration
 
 _CONTEXTS = ("context_bare_mib", "context_conv_mib", "context_matmul_mib", "context_mib")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, List, Mapping
 
-from slurm_gpumem.calibration.context import Calibration, run_probe
-from slurm_gpumem.calibration.workspace_list import DTYPES, findings, is_as_expected, rows_of
+from slurm_gpumem.site.calibration.context import Calibration, run_probe
+from slurm_gpumem.site.calibration.workspace_list import DTYPES, findings, is_as_expected, rows_of
 
-_PROBE = "slurm_gpumem.calibration.workspace_probe"
+_PROBE = "slurm_gpumem.site.calibration.workspace_probe"
 _LEAST_CALLS = 200
 
 
