@@ -9,6 +9,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.environment import WORKSPACE_DOUBT
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.learned import SUFFIX
 from slurm_gpumem.estimators.memory_line import (
     CONTEXTS,
     MAX_BATCH,
@@ -19,7 +20,6 @@ from slurm_gpumem.estimators.memory_line import (
     job_words,
 )
 from slurm_gpumem.estimators.registry import TRACE
-from slurm_gpumem.estimators.site_layer import SUFFIX
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 
 TOLERANCE = 0.01

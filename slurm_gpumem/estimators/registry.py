@@ -11,7 +11,7 @@ from typing import Callable, Iterator, Optional
 from slurm_gpumem.errors import SummaryError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.coverage import with_coverage, within
 from slurm_gpumem.estimators.known.recognize import recognized, said_of, with_stored_trace
-from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
+from slurm_gpumem.estimators.learned import SUFFIX, adjusted
 from slurm_gpumem.estimators.types import Estimate, Estimator, Gpu, TrainingJob, Unseen
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -32,11 +32,11 @@ FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 TRACE = "trace"
 """Taken for summaries of our own, and for texts of models whose trace is stored."""
 LEARNT = (DEFAULT, TRACE)
-"""Estimators over which a site may have a layer of its own."""
+"""Estimators to which the site's constants are added."""
 
 
 def has_layer(name: str) -> bool:
-    """Whether a site may have a layer over this estimator, and its requests follow the environment."""
+    """Whether the site's constants are added to this estimator, and its requests follow the environment."""
     return name.split(SUFFIX)[0] in LEARNT
 
 
@@ -100,7 +100,7 @@ def run(
     """Estimate with the named estimator.
 
     "auto" uses the trace if the summary has one or its model's is stored, else the default, with the site's
-    own layer over it. `coverage` None: as the estimator has it for such jobs.
+    constant for the GPU. `coverage` None: as the estimator has it for such jobs.
     """
     with _without_collector():
         found = _run(name, summary, job, gpu)
@@ -145,7 +145,7 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
         guess = summary.trace is None and not summary.has_shapes
         return replace(found, unseen=unseen_code(summary)) if guess else found
     if name.endswith(SUFFIX):
-        return adjusted(_run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
+        return adjusted(_run(name[: -len(SUFFIX)], summary, job, gpu))
     module = {**ESTIMATORS, **FROM_RUNS}.get(name)
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])

@@ -142,11 +142,11 @@ def _for_line(gpu: Gpu, estimator: str) -> Gpu:
     """The GPU as the line's estimator would have it; a line knows nothing of the job's PyTorch."""
     from slurm_gpumem.estimators import registry
     from slurm_gpumem.estimators.environment import Environment, in_environment
-    from slurm_gpumem.estimators.site_layer import with_learned
+    from slurm_gpumem.estimators.learned import with_learned
 
     if not registry.has_layer(estimator):
         return gpu
-    return with_learned(in_environment(gpu, Environment()), estimator)
+    return with_learned(in_environment(gpu, Environment()))
 
 
 def _estimates(
