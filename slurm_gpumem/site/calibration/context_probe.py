@@ -91,7 +91,6 @@ def _measure(torch: Any, stages: List[str], memory: OwnMemory, source: GpuSource
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
-        "loading": os.environ.get("CUDA_MODULE_LOADING", "").lower(),
         "alloc_conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
     }
 
