@@ -13,7 +13,6 @@ from slurm_gpumem.estimators.types import Estimate, TrainingJob, Unseen
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
-from slurm_gpumem.submission.asked import HETEROGENEOUS, NOTHING_ASKED, Asked, JobWords, Workload, read_asked
 from slurm_gpumem.submission.decide import Plan, choose_request, decide
 from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
@@ -21,19 +20,27 @@ from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.submission.submission import (
+    HETEROGENEOUS,
+    NOTHING_ASKED,
+    RawInput,
+    Submission,
+    Workload,
+    read_submission,
+)
 
 A100 = GpuKind("a100", 40, 40960, 8, 16.0, 1, 128_000)
 UNDIVIDED = A100._replace(units=0)
 
 
-def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Asked:
+def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Submission:
     """What a job asks for whose words are these, with settings of its own."""
     line = read_command_line([*argv, "job.sh"], sbatch_table())
     options = OwnOptions({key.replace("_", "-"): value for key, value in own.items()})
     config = Config(sharing=policy or SharingPolicy())
     wishes = merge_wishes(line.options, {}, ())
-    return Asked(
-        JobWords(line, options, None),
+    return Submission(
+        RawInput(line, options, None),
         job_settings(config, (), {}, options),
         config,
         wishes,
@@ -41,7 +48,7 @@ def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Ask
     )
 
 
-def plan(job: Asked, gib: int = 10, *, activity: Optional[float] = None, **reach: Any) -> Plan:
+def plan(job: Submission, gib: int = 10, *, activity: Optional[float] = None, **reach: Any) -> Plan:
     """The plan for a job that needs so much memory on every kind in reach."""
     fields: Dict[str, Any] = {"partitions": ("gpu",), "kinds": (A100,), "gpu_keeps_off_shards": True, **reach}
     kinds = fields["kinds"]
@@ -92,7 +99,7 @@ def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:
     ],
 )
 def test_every_other_decision_has_its_reason(
-    job: Asked, reach: Any, gres: Optional[str], reason: str
+    job: Submission, reach: Any, gres: Optional[str], reason: str
 ) -> None:
     made = plan(job, **reach)
     assert (made.request.gres if made.request else None) == gres
@@ -107,14 +114,14 @@ def test_memory_that_no_gpu_has_is_refused_unless_the_gpu_is_the_jobs_own() -> N
     assert plan(asked(mem="64G", exclusive_gpu="yes"), 64).request is not None
 
 
-def words(*argv: str) -> JobWords:
-    return JobWords(read_command_line(argv, sbatch_table()), OwnOptions(), None)
+def words(*argv: str) -> RawInput:
+    return RawInput(read_command_line(argv, sbatch_table()), OwnOptions(), None)
 
 
 def test_a_job_that_says_nothing_goes_to_sbatch_word_for_word(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GPUMEM_MODEL", "GPUMEM_MEM"):
         monkeypatch.delenv(name, raising=False)
-    silent = read_asked(words("-Hn4", "job.sh", "-x"))
+    silent = read_submission(words("-Hn4", "job.sh", "-x"))
     assert silent.goes_unchanged == NOTHING_ASKED
     made = decide(silent)
     assert (made.request, made.reason) == (None, NOTHING_ASKED)
@@ -123,7 +130,7 @@ def test_a_job_that_says_nothing_goes_to_sbatch_word_for_word(monkeypatch: pytes
 
 def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEM_MEM", "4G")
-    several = read_asked(words("-n1", ":", "-n2", "job.sh"))
+    several = read_submission(words("-n1", ":", "-n2", "job.sh"))
     assert several.goes_unchanged == HETEROGENEOUS
     assert build_call(decide(several)).call.argv == ("sbatch", "-n1", ":", "-n2", "job.sh")
 
