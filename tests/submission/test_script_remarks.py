@@ -36,9 +36,7 @@ def asked(body: str, *argv: str) -> Submission:
     script = BatchScript("job.sh", "job.sh", f"#!/bin/bash\n# --batch-size 9\n{body}\n".encode())
     wishes, own = merge_wishes(line.options, {}, ()), OwnOptions({})
     raw = RawInput(line, own, script)
-    return Submission(
-        words, job_settings(Config(), (), {}, own), options=wishes, gpus=gpu_wish(wishes, script)
-    )
+    return Submission(raw, job_settings(Config(), (), {}, own), options=wishes, gpus=gpu_wish(wishes, script))
 
 
 @pytest.mark.parametrize(
