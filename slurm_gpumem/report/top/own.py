@@ -1,7 +1,7 @@
 """One's own jobs: Slurm says which and where, each node's live file what they use.
 
-On the node itself the file is read as it is. From anywhere else one step in a job of ours there reads it:
-nodes have no port of ours that one could ask, and most have no file system that root may write to.
+On the node itself the file is read directly. From elsewhere a step in one of the user's jobs there reads it:
+nodes have no port to ask, and most have no shared file system that root may write to.
 """
 
 from __future__ import annotations

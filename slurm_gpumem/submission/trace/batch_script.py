@@ -91,7 +91,7 @@ def _too_many(run: ScriptRun, ranks: int) -> str:
 
 
 def facts_of(gpu: Gpu, gpus: int = 1) -> GpuFacts:
-    """What a script hears when it asks for the GPU, or for several of them on its node."""
+    """What a script is told about its GPU, or about several of them on its node."""
     usual = GpuFacts()
     major, _, minor = gpu.compute_capability.partition(".")
     known = major.isdigit() and minor.isdigit()

@@ -2,7 +2,7 @@
 
 Launchers run their command once, as the first of their tasks. nvidia-smi answers for the GPU that is asked
 for. What would act on the cluster or on people (sbatch, scancel, mail) is recorded and not run; what only
-asks Slurm hears nothing.
+asks Slurm gets no answer.
 """
 
 from __future__ import annotations
