@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, Optional
 
 import pytest
@@ -27,7 +28,16 @@ from slurm_gpumem.submission.submission import (
     Submission,
     Workload,
     read_submission,
+    read_workload,
 )
+from slurm_gpumem.submission.trace.batch_script import ScriptRun
+from slurm_gpumem.submission.trace.before_submission import whole_gpu_instead
+from slurm_gpumem.submission.trace.result import Trace
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.run import TracedScript
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 A100 = GpuKind("a100", 40, 40960, 8, 16.0, 1, 128_000)
 UNDIVIDED = A100._replace(units=0)
@@ -126,6 +136,31 @@ def test_a_job_that_says_nothing_goes_to_sbatch_word_for_word(monkeypatch: pytes
     made = decide(silent)
     assert (made.request, made.reason) == (None, NOTHING_ASKED)
     assert build_call(made).call.argv == ("sbatch", "-Hn4", "job.sh", "-x")
+
+
+def test_presets_count_for_jobs_that_a_site_traces_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GPUMEM_MODEL", "GPUMEM_MEM", "GPUMEM_TRACE"):
+        monkeypatch.delenv(name, raising=False)
+    site = tmp_path / "gpumem.toml"
+    site.write_text('[trace]\ndefault = true\n[job]\ntrace-or = "whole-gpu"\n')
+    monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(site))
+    found = read_submission(words("--gres=gpu:1", "--wrap=python train.py"))
+    assert (found.trace, found.settings.trace_or) == (True, "whole-gpu")
+    instead = whole_gpu_instead(found)
+    assert (instead.trace, instead.settings.exclusive_gpu) == (False, True)
+    assert instead.settings.spelled("exclusive-gpu") == "--trace-or"
+
+
+def test_a_trace_says_what_the_job_needs_whatever_was_given_before() -> None:
+    summary = read_summary(EXAMPLES / "train.json")
+    run = ScriptRun("jobs/job.sh", b"", (), {}, "/", GpuFacts())
+    trace = Trace(run, TracedScript(b"", {}, (), (), {}, 4.2), summary, find_gpu("a100"), cached=False)
+    found = asked(mem="4G")._replace(traced=trace)
+    workload = read_workload(found)
+    assert (workload.summary, workload.mem_mib) == (summary, None)
+    assert Plan(found, workload).model_name == summary.name
 
 
 def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
