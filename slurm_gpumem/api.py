@@ -15,11 +15,11 @@ from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.slurm.options import OptionTable, read_command_line, sbatch_table
 from slurm_gpumem.slurm.sbatch import SbatchRefusedError, installed_options, run_sbatch
 from slurm_gpumem.slurm.script import BatchScript, read_script
-from slurm_gpumem.submission.asked import JobWords, read_asked
 from slurm_gpumem.submission.decide import decide as decide_plan
 from slurm_gpumem.submission.decision import Decision, decision_of
 from slurm_gpumem.submission.sbatch_call import PlannedCall, build_call
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.submission import RawInput, read_submission
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -192,8 +192,8 @@ def _decide(
         if "\0" in word:
             raise UsageError(f"{word[:40]!r} has a null character, which no command can be given")
     model = about.get("model")
-    asked = read_asked(
-        JobWords(
+    asked = read_submission(
+        RawInput(
             read_command_line(words, table, ask_more=installed_options),
             own,
             batch_script,
@@ -203,7 +203,7 @@ def _decide(
     )
     notes: Tuple[str, ...] = ()
     if asked.trace:
-        from slurm_gpumem.jobtrace.before_submission import with_trace
+        from slurm_gpumem.submission.trace.before_submission import with_trace
 
         after = with_trace(asked, lambda state, seconds: None)
         if after.deferred is not None:

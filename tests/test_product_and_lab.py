@@ -15,17 +15,17 @@ PRODUCT = sorted(PACKAGE.rglob("*.py"))
 NAMES_THE_LAB = {"cli/accuracy.py"}
 """It imports the lab by name in a checkout, and says what to clone elsewhere."""
 ASKS_WHERE_IT_IS = {
-    "calibration/context.py": "the package's root, for a child's import path",
+    "site/calibration/context.py": "the package's root, for a child's import path",
     "data.py": "the files that ship",
     "devcluster/cluster.py": "modules of its own, copied for jobs",
     "devcluster/demo.py": "docs/examples: the demo runs in a checkout, and says so elsewhere",
     "devcluster/tree.py": "a module of its own, copied into a tree",
     "injected/gpumem_trace.py": "files of the user's modules",
     "injected/sitecustomize.py": "its own folder, to find the user's file of that name",
-    "jobtrace/cache.py": "the tracer's files, since another tracer must trace again",
-    "jobtrace/stand_in.py": "the package's root, since it is started by path in somebody's environment",
-    "jobtrace/stand_ins.py": "a program of its own, for the traced script",
-    "jobtrace/trace_job.py": "the package's root, for the trace job's import path",
+    "submission/trace/cache.py": "the tracer's files, since another tracer must trace again",
+    "submission/trace/stub.py": "the package's root, since it is started by path in somebody's environment",
+    "submission/trace/stubs.py": "a program of its own, for the traced script",
+    "submission/trace/trace_job.py": "the package's root, for the trace job's import path",
     "report/html/render.py": "its assets, which ship",
     "site/probe.py": "the package of the hooks' interpreter, whose files only root may change",
     "tracing/child/blame.py": "the package's root, to tell its frames from the user's",

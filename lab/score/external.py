@@ -14,6 +14,7 @@ import argparse
 import csv
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from lab.command import exit_code
@@ -21,10 +22,7 @@ from lab.ground_truth import load_ground_truth
 from lab.score.accuracy import quantile
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.quantiles import quantile as weighted
 from slurm_gpumem.estimators.registry import run
-from slurm_gpumem.estimators.remembered import plain_gpu
-from slurm_gpumem.estimators.site_fit import nothing_learned
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
@@ -114,12 +112,8 @@ def after_one_constant(rows: Sequence[Row]) -> Figures:
         others = [other for other in rows if _family(other.model) != _family(row.model)]
         if not others:
             raise UsageError("one constant needs runs of two models at least")
-        points = [(float(o.need_mib - o.base[0]), 1.0 / o.need_mib, False) for o in others]
-        layer = nothing_learned(row.made.estimator)._replace(
-            constants={plain_gpu(row.made.gpu): weighted(points, 0.5)}
-        )
-        peak, request = layer.move(*row.base, row.made.gpu, "")
-        answers.append((row.need_mib, peak, request))
+        constant = median(other.need_mib - other.base[0] for other in others)
+        answers.append((row.need_mib, row.base[0] + constant, row.base[1] + constant))
     return _figures(answers)
 
 

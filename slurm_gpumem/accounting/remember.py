@@ -26,11 +26,6 @@ class _Latest(NamedTuple):
     cpus: _ByRecipe[CpuRun]
 
 
-def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[Recipe, Dict[str, List[int]]]:
-    """Recipe → GPU type → peaks, the latest first, of a user's finished jobs."""
-    return _latest(connection, uid).peaks
-
-
 def _latest(connection: sqlite3.Connection, uid: int) -> _Latest:
     latest = _Latest({}, {}, {})
     rows = connection.execute(

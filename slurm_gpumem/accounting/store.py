@@ -51,7 +51,7 @@ class Store:
 
     @property
     def freshness(self) -> Freshness:
-        """What the answers stand on."""
+        """What the answers are based on."""
         meta = dict(self._db.execute("SELECT key, value FROM meta"))
         reasons = dict(self._db.execute("SELECT reason, sum(count) FROM bad GROUP BY reason ORDER BY 2 DESC"))
         return Freshness(

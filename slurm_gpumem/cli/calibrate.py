@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 from typing import List
 
-from slurm_gpumem.calibration.context import calibrate, put_entry
-from slurm_gpumem.calibration.share import shared_environment
-from slurm_gpumem.calibration.workspaces import with_workspaces
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.gpus import site_gpu_file
+from slurm_gpumem.site.calibration.context import calibrate, put_entry
 from slurm_gpumem.terminal.say import say
 
 
@@ -21,17 +19,9 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     python = _python_of(args.environment) if args.environment else args.python
     result = calibrate(python, args.name, time.strftime("%Y-%m-%d"))
-    result = with_workspaces(result, python)
-    if args.utilization:
-        from slurm_gpumem.calibration.utilization import with_reference_set
-
-        result = with_reference_set(result, python)
     print(result.as_toml(), end="")
     for note in result.notes:
         say(note)
-    if args.share:
-        args.share.write_text(shared_environment(result))
-        say(f"{args.share}: this environment without names, for models/environments of the project")
     if args.print:
         return 0
     path: Path = args.output or site_gpu_file()
@@ -56,8 +46,8 @@ def _python_of(environment: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem calibrate",
-        description="Measure this node's first visible GPU in under a minute: CUDA context, library "
-        "overhead, workspaces, rounding. Writes the site's own entry for it. Needs PyTorch.",
+        description="Measure this node's first visible GPU in under a minute: CUDA context, cuBLAS "
+        "workspaces, rounding. Writes the site's own entry for it. Needs PyTorch.",
     )
     parser.add_argument(
         "--name", default="", help="name of the entry, as Slurm calls the type (default: after the GPU)"
@@ -66,22 +56,10 @@ def _parser() -> argparse.ArgumentParser:
         "--output", type=Path, metavar="FILE", help=f"file to write (default: {site_gpu_file()})"
     )
     parser.add_argument(
-        "--utilization",
-        action="store_true",
-        help="also train a short reference set, so that predicted utilization counts as measured here "
-        "(half a minute; the GPU must be idle)",
-    )
-    parser.add_argument(
         "--environment",
         type=Path,
         metavar="DIR",
         help="virtual or conda environment that jobs use, instead of --python",
-    )
-    parser.add_argument(
-        "--share",
-        type=Path,
-        metavar="FILE",
-        help="also write GPU, versions and context to this file, without any name",
     )
     parser.add_argument("--print", action="store_true", help="print the entry, write nothing")
     parser.add_argument(

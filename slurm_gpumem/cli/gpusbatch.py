@@ -28,15 +28,15 @@ from slurm_gpumem.slurm.sbatch import (
     run_sbatch,
 )
 from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
-from slurm_gpumem.submission.asked import NOTHING_ASKED, Asked, JobWords, read_asked
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
 from slurm_gpumem.terminal.command import run_command
 from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:
-    from slurm_gpumem.jobtrace.before_submission import AfterTrace
     from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.sbatch_call import PlannedCall
+    from slurm_gpumem.submission.trace.before_submission import AfterTrace
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
@@ -135,7 +135,7 @@ def _gpusbatch(argv: List[str]) -> int:
     _hint_at_typo(line)
     given = _own_options(line)
     script = _script(line, needed=bool(given))
-    return _go(JobWords(line, OwnOptions(given), script, installed_options))
+    return _go(RawInput(line, OwnOptions(given), script, installed_options))
 
 
 def _interactive(argv: List[str], program: str) -> int:
@@ -153,15 +153,15 @@ def _interactive(argv: List[str], program: str) -> int:
         return 0
     if any(option.name == "version" for option in line.options):
         _say_version(f"gpu{program}")
-    words = JobWords(line, OwnOptions(_own_options(line)), None, program=program)
+    raw = RawInput(line, OwnOptions(_own_options(line)), None, program=program)
     if program == SRUN and os.environ.get("SLURM_JOB_ID"):
         from slurm_gpumem.submission.sbatch_call import unchanged_call
 
-        if words.own.values:
+        if raw.own.values:
             job = os.environ["SLURM_JOB_ID"]
             say(f"inside job {job} srun starts a step, which gets what the job has: our options do nothing")
-        return become_sbatch(unchanged_call(words))
-    return _go(words)
+        return become_sbatch(unchanged_call(raw))
+    return _go(raw)
 
 
 def _say_version(command: str) -> None:
@@ -171,13 +171,13 @@ def _say_version(command: str) -> None:
     print(f"{command} {__version__}", flush=True)
 
 
-def _go(words: JobWords) -> int:
+def _go(raw: RawInput) -> int:
     """Decide and hand over."""
-    given = dict(words.own.values)
+    given = dict(raw.own.values)
     switches = Switches(*(given.pop(name, None) is not None for name in _SWITCHES))
-    if switches.json and words.program != SBATCH and not switches.dry_run:
-        raise UsageError(f"--json prints what was submitted; with {words.program} it needs --dry-run")
-    asked = read_asked(words._replace(own=OwnOptions(given)))
+    if switches.json and raw.program != SBATCH and not switches.dry_run:
+        raise UsageError(f"--json prints what was submitted; with {raw.program} it needs --dry-run")
+    asked = read_submission(raw._replace(own=OwnOptions(given)))
     if asked.settings.model is not None:
         from slurm_gpumem.cli.model_option import with_named_model
 
@@ -196,21 +196,22 @@ def _go(words: JobWords) -> int:
     if asked.goes_unchanged == NOTHING_ASKED:
         from slurm_gpumem.submission.sbatch_call import unchanged_call
 
-        return _hand_over(unchanged_call(asked.words), switches)
+        return _hand_over(unchanged_call(asked.raw), switches)
     return _submit(asked, switches)
 
 
-def _traced(asked: Asked, switches: Switches) -> AfterTrace:
+def _traced(asked: Submission, switches: Switches) -> AfterTrace:
     """Trace the script first; what is asked then has a model."""
-    from slurm_gpumem.jobtrace.before_submission import with_trace
     from slurm_gpumem.report.script_trace import progress_text, trace_lines
+    from slurm_gpumem.submission.trace.before_submission import with_trace
     from slurm_gpumem.terminal.progress import StatusLine
 
     with StatusLine() as line:
         after = with_trace(asked, lambda state, now: line(progress_text(state, now)))
-    if after.trace is not None and switches.explain:
-        run, shard_mib = after.trace, asked.config.sharing.shard_mib
-        lines = trace_lines(run.run.name, run.summary, run.traced, run.estimate, shard_mib)
+    trace = after.asked.traced
+    if trace is not None and switches.explain:
+        shard_mib = asked.config.sharing.shard_mib
+        lines = trace_lines(trace.run.name, trace.summary, trace.traced, trace.estimate, shard_mib)
         print("\n".join(lines), file=sys.stderr)
     _say_all(f"note: {note}" for note in after.notes)
     return after
@@ -218,8 +219,8 @@ def _traced(asked: Asked, switches: Switches) -> AfterTrace:
 
 def _submit_behind(after: AfterTrace, switches: Switches) -> int:
     """Submit a trace job and, behind it, the job itself, which asks for a whole GPU until it is traced."""
-    from slurm_gpumem.jobtrace.trace_job import behind
     from slurm_gpumem.submission.sbatch_call import build_call
+    from slurm_gpumem.submission.trace.trace_job import behind
 
     deferred, plan = after.deferred, after.plan
     assert deferred is not None
@@ -238,7 +239,7 @@ def _submit_behind(after: AfterTrace, switches: Switches) -> int:
     return _hand_over(behind(planned, plan.asked, output.job_id, stop=deferred.stop), switches)
 
 
-def _submit(asked: Asked, switches: Switches) -> int:
+def _submit(asked: Submission, switches: Switches) -> int:
     """Decide, tell the user, hand over to sbatch."""
     from slurm_gpumem.report.submission import explain_submission, submission_line
     from slurm_gpumem.submission.decide import decide

@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 
 from slurm_gpumem.errors import GpumemError, TargetError, UsageError
-from slurm_gpumem.submission.asked import Asked
+from slurm_gpumem.submission.submission import Submission
 
 STANDARD_INPUT = "-"
 
 
-def with_named_model(asked: Asked) -> Asked:
+def with_named_model(asked: Submission) -> Submission:
     """What is asked, with the summary of a model that is no file; files are read later, and quickly."""
     model = asked.settings.model
-    if model is None or asked.words.summary is not None or "\n" in model or _is_summary_file(model):
+    if model is None or asked.raw.summary is not None or "\n" in model or _is_summary_file(model):
         return asked
     if model == STANDARD_INPUT:
         from slurm_gpumem.cli.options import named_summary
 
         if asked.script is not None and not asked.script.path:
             raise UsageError("--model - and the job script cannot both come from standard input; name a file")
-        return asked._replace(words=asked.words._replace(summary=named_summary(model)))
+        return asked._replace(raw=asked.raw._replace(summary=named_summary(model)))
     from slurm_gpumem.tracing.child.request import is_code
 
     return _with_trace(asked, model) if is_code(model) else asked
@@ -30,7 +30,7 @@ def _is_summary_file(model: str) -> bool:
     return os.path.isfile(model) and not model.endswith(".py")
 
 
-def _with_trace(asked: Asked, model: str) -> Asked:
+def _with_trace(asked: Submission, model: str) -> Submission:
     """Trace the code as `gpumem estimate` does; its further options are those of `gpumem summarize`."""
     import argparse
 
@@ -47,7 +47,7 @@ def _with_trace(asked: Asked, model: str) -> Asked:
         ) from None
     assert traced is not None
     return asked._replace(
-        words=asked.words._replace(summary=traced.summary),
+        raw=asked.raw._replace(summary=traced.summary),
         settings=asked.settings.without("input"),
         warnings=(*asked.warnings, *traced.notes),
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.ladder import Step
-from slurm_gpumem.config.read import Reading, read_file, read_tables
+from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import NODE, RECOVERY, SHARING
 
 _READ = (RECOVERY, NODE, SHARING)
@@ -32,15 +32,7 @@ class RecoveryConfig(NamedTuple):
 
 def load_recovery_config(path: str) -> RecoveryConfig:
     """The file's `[recovery]` table; what is wrong means the default and a note, never an error."""
-    return _recovery_config(read_file(path, _READ))
-
-
-def recovery_config_from(tables: Mapping[str, Any], where: str) -> RecoveryConfig:
-    """The same of tables that are already parsed."""
-    return _recovery_config(read_tables(tables, where, _READ))
-
-
-def _recovery_config(reading: Reading) -> RecoveryConfig:
+    reading = read_file(path, _READ)
     others = {**reading.table(SHARING), **reading.table(NODE)}
     wanted = {key: others[key] for key in ("shard_mib", "spool", "slurm_bin", "slurm_env") if key in others}
     return RecoveryConfig(**reading.table(RECOVERY), **wanted, notes=reading.notes)

@@ -31,11 +31,11 @@ FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 TRACE = "trace"
 """Taken for summaries of our own, and for texts of models whose trace is stored."""
 LEARNT = (DEFAULT, TRACE)
-"""Estimators over which a site may have a layer of its own."""
+"""Estimators to which the site's constants are added."""
 
 
 def has_layer(name: str) -> bool:
-    """Whether a site may have a layer over this estimator, and its requests follow the environment."""
+    """Whether the site's constants are added to this estimator, and its requests follow the environment."""
     return name.split(SITE_SUFFIX)[0] in LEARNT
 
 
@@ -105,7 +105,7 @@ def run(
     """Estimate with the named estimator.
 
     "auto" uses the trace if the summary has one or its model's is stored, else the default, with the site's
-    own layer over it. `coverage` None: as the estimator has it for such jobs.
+    constant for the GPU. `coverage` None: as the estimator has it for such jobs.
     """
     with _without_collector():
         found = _run(name, summary, job, gpu)
@@ -140,9 +140,9 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
         guess = summary.trace is None and not summary.has_shapes
         return replace(found, custom_forward=custom_forward(summary)) if guess else found
     if name.endswith(SITE_SUFFIX):
-        from slurm_gpumem.estimators.site_layer import adjusted
+        from slurm_gpumem.estimators.learned import adjusted
 
-        return adjusted(_run(name[: -len(SITE_SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
+        return adjusted(_run(name[: -len(SITE_SUFFIX)], summary, job, gpu))
     module, _, function_name = {**ESTIMATORS, **FROM_RUNS}.get(name, "").partition(":")
     if not module:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])

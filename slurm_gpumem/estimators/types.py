@@ -284,7 +284,7 @@ class Estimate:
     wanted_mib: Optional[int] = None
     """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
     base: Optional[Tuple[int, int]] = None
-    """Peak and request before the environment, a site's layer, another coverage or the GPU's size moved
+    """Peak and request before the environment, the site's constant, another coverage or the GPU's size moved
     them: with the context that a job has of which nothing is known; None: as is."""
     learned_mib: int = 0
     """MiB of the peak that the site's constant for such GPUs added, ..."""

@@ -38,7 +38,7 @@ class CommentRecord(NamedTuple):
     via: str = ""
     """"line" where a #GPUMEM memory line was evaluated."""
     base: str = ""
-    """Peak and request before a site's learned layer: "12045+16012"."""
+    """Peak and request before the site's learned constant: "12045+16012"."""
     gpu: str = ""
     batch: Optional[int] = None
     shards: Optional[int] = None

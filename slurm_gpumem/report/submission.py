@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.activity import Activity
     from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.decision import Decision
+    from slurm_gpumem.submission.submission import Submission
 
 SCHEMA = "gpumem-submit/1"
 
@@ -159,16 +160,19 @@ def _estimated(plan: Plan, estimate: Estimate) -> str:
     from slurm_gpumem.estimators.training_job import describe_estimated, describe_job
     from slurm_gpumem.terminal.bars import speaks_unicode
 
-    model = plan.asked.settings.model
-    source = _source(model)
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
     peak = format_mib(estimate.peak_mib)
     summary = plan.workload.summary
     job = describe_estimated(summary, estimate) if summary else describe_job(estimate.job)
-    return f"{source}, {job} {arrow} peak {peak},"
+    return f"{_source(plan.asked)}, {job} {arrow} peak {peak},"
 
 
-def _source(model: Optional[str]) -> str:
+def _source(asked: Submission) -> str:
+    """Where the model comes from."""
+    trace, model = asked.traced, asked.settings.model
+    if trace is not None:
+        how = "traced before" if trace.cached else f"traced in {trace.traced.seconds:.0f} s"
+        return f"{os.path.basename(trace.run.name)} ({how}): {trace.summary.name or 'model'}"
     return "standard input" if model == "-" else os.path.basename(model) if model else "memory line"
 
 

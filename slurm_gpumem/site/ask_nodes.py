@@ -23,7 +23,7 @@ _AT_ONCE = 16
 _FIRST_TRIES = 3
 """Nodes that are asked one by one until one answers; after that the cluster is too busy to be asked."""
 _POLL_S = 0.2
-Asked = Tuple[Record, Question]
+NodeAsked = Tuple[Record, Question]
 Answer = Union[HostReport, Silent]
 
 
@@ -37,11 +37,11 @@ class Answers(NamedTuple):
 
 
 def ask_nodes(
-    nodes: Sequence[Asked], through: Optional[str], timeout_s: float, commands: Commands = COMMANDS
+    nodes: Sequence[NodeAsked], through: Optional[str], timeout_s: float, commands: Commands = COMMANDS
 ) -> Answers:
     """The reports of these nodes, a few at a time, and the nodes that gave none."""
 
-    def ask(pair: Asked) -> Answer:
+    def ask(pair: NodeAsked) -> Answer:
         node, question = pair
         name = node.get("NodeName", "")
         argv = shell_on_node(node, timeout_s) if through is None else through_argv(through, name)
@@ -64,7 +64,10 @@ def through_argv(command: str, node: str) -> List[str]:
 
 
 def _by_jobs(
-    nodes: Sequence[Asked], ask: Callable[[Asked], Answer], client: SlurmClient, timeout_s: float
+    nodes: Sequence[NodeAsked],
+    ask: Callable[[NodeAsked], Answer],
+    client: SlurmClient,
+    timeout_s: float,
 ) -> Answers:
     """Ask one node, then several at once; stops at the first round that a node did not survive."""
     left = sorted(
@@ -118,7 +121,7 @@ def _harmed(names: Sequence[str], client: SlurmClient, timeout_s: float) -> Tupl
     return tuple(Silent(name, why) for name, why in found.items())
 
 
-def _at_once(nodes: Sequence[Asked], ask: Callable[[Asked], Answer]) -> List[Answer]:
+def _at_once(nodes: Sequence[NodeAsked], ask: Callable[[NodeAsked], Answer]) -> List[Answer]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(ask, nodes))
 
@@ -131,14 +134,14 @@ def _sorted(answers: Sequence[Answer], harmed: Sequence[Silent] = ()) -> Answers
     )
 
 
-def _not_up(pair: Asked) -> Silent:
+def _not_up(pair: NodeAsked) -> Silent:
     asleep = "; it was not woken up to be asked" if takes_jobs(_state(pair)) else ""
     return Silent(_name(pair), f"its state is {_state(pair)}{asleep}")
 
 
-def _name(pair: Asked) -> str:
+def _name(pair: NodeAsked) -> str:
     return pair[0].get("NodeName", "")
 
 
-def _state(pair: Asked) -> str:
+def _state(pair: NodeAsked) -> str:
     return pair[0].get("State", "")

@@ -102,7 +102,7 @@ def instances_are_usable(now: Snapshot) -> Iterator[Finding]:
         yield _warning(
             "mig-shares",
             f"{fold_names(spread)}: MIG instances beside shares without a type",
-            "Slurm spreads such shares over the instances as well, and nobody knows what one stands for",
+            "Slurm spreads such shares over the instances as well, and nobody knows how much memory one is",
             "Name=shard Type=TYPE Count=N File=/dev/nvidiaN in gres.conf for each whole GPU, and in Gres= "
             + ("shard:TYPE:N" if now.version < SHARES_WITHOUT_TYPE_BESIDE_INSTANCES else "shard:N for all"),
         )

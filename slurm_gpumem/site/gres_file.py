@@ -45,7 +45,7 @@ class GresFile(NamedTuple):
 
 
 def parse_gres_conf(text: str) -> GresFile:
-    """Read the file; a line that is none of ours is left out."""
+    """Read the file; lines that are not ours are left out."""
     lines: List[GresLine] = []
     complete = True
     for statement in parse("gres.conf", text):

@@ -1,6 +1,6 @@
 """Ask a host what it has of our hooks and files.
 
-The probe travels as text on stdin to `sh`, so that a node needs neither our package nor a file of ours.
+The probe travels as text on stdin to `sh`, so that a node needs neither our package nor our files.
 """
 
 from __future__ import annotations

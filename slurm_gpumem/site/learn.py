@@ -1,107 +1,79 @@
-"""Refit the estimate's site layer from the site's own jobs, and hold it against the one in force."""
+"""The site's constant for each type of GPU, from what its jobs took beyond their estimates.
+
+An estimate comes from a job's comment, which its owner controls, so no single user may move what others ask
+for: nothing is learned from fewer than three users, and a constant is the median over users of each one's own
+median.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from statistics import median
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, TypeVar
 
-from slurm_gpumem.errors import ConfigError, NotLearnedError, UsageError
-from slurm_gpumem.estimators.site_contexts import LearnedContext, with_contexts
-from slurm_gpumem.estimators.site_fit import (
-    LayerScore,
-    SiteRun,
-    better,
-    fit,
-    held_out,
-    in_force,
-    nothing_learned,
-    shortage,
-)
-from slurm_gpumem.estimators.site_layer import SiteLayer, layers_json, load_layers
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.estimators.learned import MOST_MIB, GpuConstant, constants_json
+from slurm_gpumem.estimators.remembered import plain_gpu
 from slurm_gpumem.files import write_atomic
-from slurm_gpumem.site.learn_runs import LearnableRuns
+from slurm_gpumem.site.learn_runs import ContextReport, SiteRun
+
+LEAST_USERS, LEAST_RUNS, LEAST_MODELS = 3, 10, 5
+_Item = TypeVar("_Item", SiteRun, ContextReport)
 
 
-@dataclass(frozen=True)
-class Learned:
-    """A new layer beside the one in force, both on the same jobs."""
-
-    layer: SiteLayer
-    was: LayerScore
-    """In force at present."""
-    will: LayerScore
-    """The new one, on models that it has not seen."""
-    better: bool
-
-
-def learn(
-    found: LearnableRuns,
-    runs: Mapping[str, List[SiteRun]],
-    now: Mapping[str, SiteLayer],
-    coverage: float,
-    contexts: Mapping[str, LearnedContext],
-) -> List[Learned]:
-    """Fit a layer for each estimator that has enough usable runs; NotLearnedError says what is missing.
-
-    Where jobs' reports teach `contexts`, no run is needed.
-    """
-    missing = {estimator: shortage(own) for estimator, own in runs.items()}
-    if all(missing.values()) and not contexts:
-        lines = [f"{estimator}: {why}." for estimator, why in missing.items()]
-        raise NotLearnedError("\n".join([*lines, "Nothing was changed."]))
-    return [
-        _learn_one(estimator, found, own, now.get(estimator), coverage)
-        for estimator, own in runs.items()
-        if not missing[estimator]
-    ]
+def constants_from(runs: Iterable[SiteRun], reports: Iterable[ContextReport]) -> Dict[str, GpuConstant]:
+    """By type of GPU: from whole runs where there are enough, else from what jobs report of their context."""
+    found: Dict[str, GpuConstant] = {}
+    for kind, reported in by_kind(reports).items():
+        # What root measured with `gpumem calibrate` is more certain than what users report.
+        calibrated = any(closest_gpu(report.gpu, None).calibrated for report in reported)
+        if not calibrated and len({report.user for report in reported}) >= LEAST_USERS:
+            found[kind] = _constant(reported)
+    for kind, own in by_kind(runs).items():
+        if not shortage(own):
+            found[kind] = _constant(own)
+    return found
 
 
-def with_reported(
-    estimators: Iterable[str], layers: Mapping[str, SiteLayer], contexts: Dict[str, LearnedContext]
-) -> Dict[str, SiteLayer]:
-    """The layers that jobs' reports of their context change, new ones for estimators that had none."""
-    changed: Dict[str, SiteLayer] = {}
-    for estimator in estimators:
-        before = layers.get(estimator)
-        layer = with_contexts(before or nothing_learned(estimator), contexts)
-        if layer.constants != (before.constants if before else {}):
-            changed[estimator] = layer
-    return changed
+def by_kind(items: Iterable[_Item]) -> Dict[str, List[_Item]]:
+    """Runs or reports by type of GPU."""
+    kinds: Dict[str, List[_Item]] = {}
+    for item in items:
+        kinds.setdefault(plain_gpu(item.gpu), []).append(item)
+    return kinds
 
 
-def _learn_one(
-    estimator: str, found: LearnableRuns, runs: List[SiteRun], now: Optional[SiteLayer], coverage: float
-) -> Learned:
-    layer = fit(runs, estimator, coverage)
-    was, will = in_force(runs, now), held_out(runs, estimator, coverage)
-    layer = layer._replace(card=_card(found, runs, was, will))
-    return Learned(layer, was, will, better(will, was, coverage))
+def shortage(runs: Sequence[SiteRun]) -> str:
+    """Why there are too few runs on a type of GPU to learn from; "" if there are enough."""
+    models, users = len({run.fingerprint for run in runs}), len({run.user for run in runs})
+    if len(runs) >= LEAST_RUNS and models >= LEAST_MODELS and users >= LEAST_USERS:
+        return ""
+    return f"{len(runs)} jobs of {models} models by {users} users"
 
 
-def current_layers(path: str) -> Dict[str, SiteLayer]:
-    """The layers in force; ConfigError about a file that cannot be read: it must not be replaced unseen."""
-    if not os.path.exists(path):
-        return {}
-    try:
-        return load_layers(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: is not used at present, and would be replaced unseen: {error}.\nMove it away first."
-        ) from None
+def _constant(items: Sequence[_Item]) -> GpuConstant:
+    own: Dict[str, List[int]] = {}
+    for item in items:
+        own.setdefault(item.user, []).append(item.beyond_mib)
+    middle = round(median(median(values) for values in own.values()))
+    constant = max(-MOST_MIB, min(MOST_MIB, middle))
+    spread = median(median(abs(value - middle) for value in values) for values in own.values())
+    return GpuConstant(constant, round(spread), len(items), len(own))
 
 
-def write_layers(path: str, layers: Iterable[SiteLayer]) -> Optional[str]:
-    """Write the layers whole; the file before is kept under the next free number, which is returned."""
+def write_constants(path: str, constants: Mapping[str, GpuConstant]) -> Optional[str]:
+    """Write the file; the one before is kept under the next free number, and its name is returned."""
     kept = None
     try:
         if os.path.exists(path):
             name = next(name for n in range(1, 10_000) if not os.path.exists(name := f"{path}.{n}"))
             os.link(path, name)
             kept = name
-        write_atomic(Path(path), layers_json(layers), durable=True)
+        made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        write_atomic(Path(path), constants_json(constants, made), durable=True)
     except OSError as error:
         if kept is not None:
             os.unlink(kept)
@@ -109,15 +81,3 @@ def write_layers(path: str, layers: Iterable[SiteLayer]) -> Optional[str]:
             f"{path}: cannot be written: {error.strerror}. Run it as root, or name another file with --output"
         ) from None
     return kept
-
-
-def _card(found: LearnableRuns, runs: List[SiteRun], was: LayerScore, will: LayerScore) -> Dict[str, Any]:
-    return {
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "records": found.records,
-        "jobs": len(runs),
-        "models": len({run.fingerprint for run in runs}),
-        "users": len({run.user for run in runs}),
-        "before": {key: round(value, 4) for key, value in was._asdict().items()},
-        "held_out": {key: round(value, 4) for key, value in will._asdict().items()},
-    }

@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import (
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.accounting.record_files import (
     RecordFolder,
@@ -26,34 +14,58 @@ from slurm_gpumem.accounting.record_files import (
 )
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, run_from
 from slurm_gpumem.accounting.types import JUDGED_STATES
+from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.environment import LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB
-from slurm_gpumem.estimators.site_contexts import ContextReport
-from slurm_gpumem.estimators.site_fit import SiteRun
 from slurm_gpumem.estimators.types import SITE_SUFFIX
 from slurm_gpumem.formats.comment import sizes_of
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, parse_job_record
 
+_FARTHEST = 20
+"""A job that took this many times its estimate, or that part of it, is another job than the estimate's."""
+
+
+class SiteRun(NamedTuple):
+    """One job whose need is known."""
+
+    user: str
+    gpu: str
+    fingerprint: str
+    beyond_mib: int
+    """What it took beyond its estimate: the one without a site's constant, with the context of jobs that say
+    nothing of theirs."""
+    cut_short: bool
+    """It ran out of memory, failed or was cancelled, and had taken more than its estimate by then."""
+
+
+class ContextReport(NamedTuple):
+    """What one job reports of its CUDA context.
+
+    PyTorch's message about memory that ran out names it; other jobs report what PyTorch reserved, where the
+    site asks for it, and the node measured what the process held.
+    """
+
+    user: str
+    gpu: str
+    beyond_mib: int
+    """The context that it reports, less the one of jobs on such a GPU that say nothing of theirs."""
+
 
 class LearnableRuns(NamedTuple):
     """What the records hold."""
 
-    runs: Mapping[str, List[SiteRun]]
-    """By estimator."""
+    runs: Sequence[SiteRun]
     records: int
-    left_out: Mapping[str, int]
+    left_out: Dict[str, int]
     """Why records were not used, and how many."""
-    contexts: Sequence[ContextReport] = ()
-    """What jobs reported of their CUDA context."""
+    reports: Sequence[ContextReport]
 
 
-def read_runs(
-    folders: Iterable[str], estimators: Sequence[str], progress: Optional[Callable[[int], None]] = None
-) -> LearnableRuns:
-    """Jobs that one of `estimators` estimated and a node measured; of a job's runs the most informative."""
+def read_runs(folders: Iterable[str], progress: Optional[Callable[[int], None]] = None) -> LearnableRuns:
+    """Jobs that were estimated and that a node measured; of a job's runs the most informative."""
     left_out: Dict[str, int] = {}
-    by_job: Dict[Tuple[str, str, int, str], SiteRun] = {}
-    contexts: List[ContextReport] = []
+    by_job: Dict[Tuple[str, int, str], SiteRun] = {}
+    reports: List[ContextReport] = []
     records = 0
     for data in _records(folders):
         records += 1
@@ -64,25 +76,20 @@ def read_runs(
         except BadRecordError as error:
             left_out[str(error)] = left_out.get(str(error), 0) + 1
             continue
-        claimed = record.claimed.estimator
-        estimator = claimed[: -len(SITE_SUFFIX)] if claimed.endswith(SITE_SUFFIX) else claimed
-        reported = _context_report(record) if estimator in estimators else None
-        if reported is not None:
-            contexts.append(reported)
-        learned = _site_run(record, estimator, estimators)
-        if isinstance(learned, str):
-            left_out[learned] = left_out.get(learned, 0) + 1
+        report = _context_report(record)
+        if report is not None:
+            reports.append(report)
+        run = _site_run(record)
+        if isinstance(run, str):
+            left_out[run] = left_out.get(run, 0) + 1
             continue
         # The user belongs to the key: nobody's record takes the place of another user's.
-        job = (estimator, record.cluster, record.job_id, learned.user)
+        job = (record.cluster, record.job_id, run.user)
         before = by_job.get(job)
         # A run that showed its whole need says more than one that only says "more than this".
-        if before is None or (before.censored, -before.took_mib) > (learned.censored, -learned.took_mib):
-            by_job[job] = learned
-    runs: Dict[str, List[SiteRun]] = {estimator: [] for estimator in estimators}
-    for key, learned in by_job.items():
-        runs[key[0]].append(learned)
-    return LearnableRuns(runs, records, left_out, contexts)
+        if before is None or (before.cut_short, -before.beyond_mib) > (run.cut_short, -run.beyond_mib):
+            by_job[job] = run
+    return LearnableRuns(list(by_job.values()), records, left_out, reports)
 
 
 def _context_report(record: JobRecord) -> Optional[ContextReport]:
@@ -93,7 +100,7 @@ def _context_report(record: JobRecord) -> Optional[ContextReport]:
     if reported is None or assumed is None or claim.estimate_mib is None:
         return None
     most = min(MOST_CONTEXT_MIB, run.own_peak_mib or 0)
-    if run.gpus != 1 or not LEAST_CONTEXT_MIB <= reported <= most:
+    if not registry.has_layer(claim.estimator) or run.gpus != 1 or not LEAST_CONTEXT_MIB <= reported <= most:
         return None
     base = sizes_of(claim.base)
     moved = claim.estimate_mib - base[0] if len(base) == 2 else 0
@@ -113,38 +120,34 @@ def _reported_context(record: JobRecord, peak_mib: Optional[int]) -> Optional[in
     return peak_mib - record.reserved_mib
 
 
-def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> Union[SiteRun, str]:
+def _site_run(record: JobRecord) -> Union[SiteRun, str]:
     """The entry of a run, or why there is none."""
     claim, measured = record.claimed, record.measured
     if record.end is None:
         return "still running"
-    if estimator not in estimators:
-        return f"not estimated by {' or '.join(estimators)}"
-    peak, request = claim.estimate_mib, claim.request_mib
-    came = (0, 0)
+    if not registry.has_layer(claim.estimator):
+        return f"not estimated by {' or '.join(registry.LEARNT)}"
     base = sizes_of(claim.base)
-    if len(base) == 2:
-        # Peak and request before what the environment, another coverage or the site's layer made of them.
-        came = (peak or 0, request or 0) if claim.estimator == estimator else came
-        peak, request = base
-    elif claim.estimator != estimator:
-        peak, request = None, None
-    if not peak or not request or not claim.fingerprint:
+    # Before what the environment, another coverage or the site's constant made of it.
+    peak = base[0] if len(base) == 2 else claim.estimate_mib
+    if len(base) != 2 and claim.estimator.endswith(SITE_SUFFIX):
+        peak = None
+    if not peak or not claim.fingerprint:
         return "without an estimate or the model's fingerprint"
     run = run_from(record)
     if profile_name(run.gpu):
         return "on a MIG instance"
     if run.gpus != 1:
         return "on several GPUs"
-    user, gpu = str(record.uid), run.gpu
-    if record.out_of_memory:
-        if not measured.limit_mib:
-            return "out of memory without a limit"
-        return SiteRun(claim.fingerprint, user, gpu, peak, request, measured.limit_mib, True, came)
-    if not run.own_peak_mib or measured.samples < LEAST_SAMPLES:
+    took = measured.limit_mib if record.out_of_memory else run.own_peak_mib
+    if not took or (not record.out_of_memory and measured.samples < LEAST_SAMPLES):
         return "not measured, or too briefly"
-    censored = record.known_state not in JUDGED_STATES
-    return SiteRun(claim.fingerprint, user, gpu, peak, request, run.own_peak_mib, censored, came)
+    if not 1 / _FARTHEST <= took / peak <= _FARTHEST:
+        return "far from their estimate"
+    cut_short = record.out_of_memory or record.known_state not in JUDGED_STATES
+    if cut_short and took <= peak:
+        return "cut short below their estimate"
+    return SiteRun(str(record.uid), run.gpu, claim.fingerprint, took - peak, cut_short)
 
 
 def _records(folders: Iterable[str]) -> Iterator[bytes]:

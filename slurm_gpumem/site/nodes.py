@@ -11,7 +11,7 @@ from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
-from slurm_gpumem.estimators.site_layer import with_learned
+from slurm_gpumem.estimators.learned import with_learned
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.site.mig_listing import Instance, ask_instances
 from slurm_gpumem.slurm.gres import parse_gres
@@ -261,7 +261,7 @@ def memory_in_table(kind: str) -> Optional[int]:
 def context_in_table(kind: str, memory_mib: int) -> CudaContext:
     """The context on a GPU by the table of GPUs, of the closest one where it is not there."""
     gpu = in_environment(closest_gpu(kind or None, memory_mib), Environment())
-    learned = {name: with_learned(gpu, name) for name in registry.LEARNT}
+    here = with_learned(gpu)
     return CudaContext(
         bare=gpu.context_for(conv=False, matmul=False),
         conv=gpu.context_for(conv=True, matmul=False),
@@ -273,7 +273,7 @@ def context_in_table(kind: str, memory_mib: int) -> CudaContext:
         other_percent=workspace_doubt(gpu, convolutions=False),
         learned=tuple(
             (name, here.context_mib - gpu.context_mib, here.context_doubt_mib)
-            for name, here in learned.items()
+            for name in registry.LEARNT
             if here != gpu
         ),
     )

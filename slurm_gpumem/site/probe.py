@@ -1,4 +1,4 @@
-"""What one host has of our hooks and files, and what is wrong with them: the eyes of `gpumem doctor`.
+"""Examine the hooks and files on one host, for `gpumem doctor`.
 
 This file also runs as text on the nodes, through `sh`, with whatever Python they have: it imports only
 the standard library, because a node whose package is missing must still be able to say so. It prints
@@ -225,7 +225,7 @@ class Host:
             self.fault("cannot-read", f"{key} cannot run {python} as {user_name(self._runner(key))}")
             return None
         modules = [name for name in settings.get("modules", "").split() if name != "slurm_gpumem"]
-        # As nobody: who may have put the package there is known only afterwards.
+        # As nobody: whether only root can change the package is checked afterwards.
         answer = self._run_python(python, _PACKAGE, *modules, uid=_NOBODY)
         if answer is None:
             return None

@@ -15,8 +15,8 @@ from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.hosts import HostReport, Silent
-from slurm_gpumem.site.lua_report import LuaContext, LuaReport, try_lua
-from slurm_gpumem.site.nodes import CudaContext, context_in_table, memory_in_table
+from slurm_gpumem.site.lua_report import LuaReport, try_lua
+from slurm_gpumem.site.nodes import CudaContext, context_in_table
 from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
 from slurm_gpumem.slurm.conf_file import Where, read_from_disk
@@ -161,13 +161,6 @@ def read_files(
             # Not there, or not for us: the checks that need it say so.
             continue
     return folder, texts
-
-
-def _known_context(stated: LuaContext) -> Optional[CudaContext]:
-    """None for a type that is not in the table of GPUs: its neighbour depends on its whole memory."""
-    if memory_in_table(stated.gpu_type) is None:
-        return None
-    return context_in_table(stated.gpu_type, stated.memory_mib)
 
 
 def _left_held(client: SlurmClient) -> Tuple[str, ...]:

@@ -49,7 +49,7 @@ _PREFIXES = {"srun": "SLURM_", "salloc": "SALLOC_"}
 _INNER_SRUN = r"(?m)^[^#\n]*\bsrun\b[^#\n]*\s(?:--gres[= ]+\S*gpu|--gpus(?:-per-[a-z]+)?[= ]|-G[ =]?[0-9a-z])"
 
 
-class Asked(NamedTuple):
+class OptionValue(NamedTuple):
     """The value in force of one option and where it comes from."""
 
     value: str
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
 class Wishes(NamedTuple):
     """The options in force for a job."""
 
-    options: Mapping[str, Asked]
+    options: Mapping[str, OptionValue]
 
     def get(self, name: str) -> Optional[str]:
         """The value in force; "" for an option without one; None when it is not given."""
@@ -101,15 +101,15 @@ def merge_wishes(
     variables: Mapping[str, str] = ENVIRONMENT,
 ) -> Wishes:
     """Options in force, by sbatch's precedence."""
-    found: Dict[str, Asked] = {}
+    found: Dict[str, OptionValue] = {}
     for option in script:
-        found[option.name] = Asked(option.value or "", "script")
+        found[option.name] = OptionValue(option.value or "", "script")
     for name, variable in variables.items():
         if variable in environ:
-            found[name] = Asked(environ[variable], "environment")
+            found[name] = OptionValue(environ[variable], "environment")
     for option in command_line:
         if not option.ours:
-            found[option.name] = Asked(option.value or "", "command line")
+            found[option.name] = OptionValue(option.value or "", "command line")
     return Wishes(found)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, SlurmError, UsageError, not_estimated
 from slurm_gpumem.slurm.client import SlurmMissingError
-from slurm_gpumem.submission.asked import Asked, Workload, read_workload
 from slurm_gpumem.submission.host import HostShare, host_share, names_cpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
 from slurm_gpumem.submission.reach import Reach, find_reach
@@ -23,6 +22,7 @@ from slurm_gpumem.submission.request import (
     type_of_whole,
     whole_gpu,
 )
+from slurm_gpumem.submission.submission import Submission, Workload, read_workload
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.types import CustomForward
@@ -33,7 +33,7 @@ NOT_RUN_YET = "it has not run yet"
 class Plan(NamedTuple):
     """What is asked of Slurm for a job, and all that led to it."""
 
-    asked: Asked
+    asked: Submission
     workload: Workload = Workload()
     largest: Optional[NeedOnGpu] = None
     """The job's need on the GPU in reach where it is largest; None when nothing is known of it."""
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     def model_name(self) -> str:
         """The model's name: its file's, else the summary's own; empty where there is no model."""
         path, summary = self.asked.settings.model or "", self.workload.summary
-        from_file = "\n" not in path and self.asked.words.summary is None
+        from_file = "\n" not in path and self.asked.raw.summary is None and self.asked.traced is None
         by_file = os.path.splitext(os.path.basename(path))[0] if from_file else ""
         return by_file or (summary.name if summary else "")
 
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
         return self.request.units * policy.shard_mib
 
 
-def decide(asked: Asked) -> Plan:
+def decide(asked: Submission) -> Plan:
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     if asked.goes_unchanged:
         return Plan(asked, kept_because=asked.goes_unchanged)
@@ -117,7 +117,7 @@ def decide(asked: Asked) -> Plan:
     return _with_remarks(choose_request(asked, workload, reach, needs))
 
 
-def _kept_whole(asked: Asked, why: str) -> Plan:
+def _kept_whole(asked: Submission, why: str) -> Plan:
     """A job whose peak is not estimated: its own GPU options, or one whole GPU where it has none."""
     reason = not_estimated(why)
     if asked.gpus.gpus or asked.gpus.shared_gres or asked.observed:
@@ -126,7 +126,7 @@ def _kept_whole(asked: Asked, why: str) -> Plan:
     return Plan(asked, request=GpuRequest(gres_word("gpu", gpu_type, 1), 0, 0, gpu_type, True, reason))
 
 
-def _without_answer(asked: Asked, workload: Workload, error: SlurmError) -> Plan:
+def _without_answer(asked: Submission, workload: Workload, error: SlurmError) -> Plan:
     """Slurm says nothing of its GPUs, which refuses no job: it goes as it asked, or with a whole GPU."""
     done = "its share of a GPU was not decided, and nothing is recorded of it"
     if asked.gpus.gpus or asked.gpus.shared_gres or asked.observed:
@@ -161,13 +161,13 @@ def _with_remarks(plan: Plan) -> Plan:
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
 
 
-def _by_earlier_runs(asked: Asked) -> Plan:
+def _by_earlier_runs(asked: Submission) -> Plan:
     """A share by what earlier runs of the script measured; its own options where it has not run yet."""
     from slurm_gpumem.accounting.notice import note_new_runs
     from slurm_gpumem.submission.script_key import script_key
 
     text = asked.script.text() if asked.script else asked.options.get("wrap") or ""
-    args = asked.command or asked.words.line.script_args
+    args = asked.command or asked.raw.line.script_args
     key = script_key(text, args, os.environ)
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
     note_new_runs()
@@ -194,7 +194,7 @@ def _by_earlier_runs(asked: Asked) -> Plan:
     return _with_remarks(choose_request(asked, plan.workload, reach, needs))
 
 
-def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs) -> Plan:
+def choose_request(asked: Submission, workload: Workload, reach: Reach, needs: Needs) -> Plan:
     """A share of a GPU, a whole one, or the job's own options."""
     largest, policy = needs.largest, asked.config.sharing
     estimate = largest.estimate
@@ -270,7 +270,7 @@ def _host(plan: Plan, reach: Reach, request: GpuRequest) -> HostShare:
 
 
 def _instance(
-    asked: Asked, reach: Reach, needs: Needs, policy: SharingPolicy
+    asked: Submission, reach: Reach, needs: Needs, policy: SharingPolicy
 ) -> Union[GpuRequest, str, None]:
     """The MIG instance to ask for; why the job keeps the one it named; None where it takes none."""
     if not any(kind.profile for kind in reach.kinds):
@@ -289,7 +289,7 @@ def _instance(
     return found
 
 
-def _narrowed(asked: Asked, reach: Reach, needs: Needs, reason: str) -> Tuple[Optional[GpuRequest], str]:
+def _narrowed(asked: Submission, reach: Reach, needs: Needs, reason: str) -> Tuple[Optional[GpuRequest], str]:
     """A whole GPU of those that hold the job, where --gpu any asks for it and others are in reach; a note.
 
     A share needs none of this: it is larger than the GPUs that do not hold the job.
@@ -319,7 +319,7 @@ def _divided(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Tuple[Tuple[Gpu
     return tuple(kind for kind, _ in pairs), tuple(need for _, need in pairs)
 
 
-def _why_whole(asked: Asked, reach: Reach) -> Optional[str]:
+def _why_whole(asked: Submission, reach: Reach) -> Optional[str]:
     """Why the job is to have whole GPUs, as it asked or its partition gives them; None when it may share."""
     if asked.gpus.keep_whole:
         return asked.gpus.keep_whole
@@ -328,7 +328,7 @@ def _why_whole(asked: Asked, reach: Reach) -> Optional[str]:
     return f"as {asked.settings.spelled('exclusive-gpu')} asks" if asked.settings.exclusive_gpu else None
 
 
-def _because_of_custom_forward(asked: Asked, unseen: CustomForward) -> Optional[str]:
+def _because_of_custom_forward(asked: Submission, unseen: CustomForward) -> Optional[str]:
     """Why a job whose text does not show enough gets a whole GPU; None where the site lets it share."""
     rule = asked.config.text.unknown
     if rule == "ask":
@@ -358,7 +358,7 @@ def _why_undivided(reach: Reach, policy: SharingPolicy) -> Optional[str]:
     return None
 
 
-def _wants_gpu_alone(asked: Asked) -> bool:
+def _wants_gpu_alone(asked: Submission) -> bool:
     """Whether the job asked for a GPU that nobody shares, and not for several or for whole nodes."""
     return asked.settings.exclusive_gpu and not asked.gpus.keep_whole
 

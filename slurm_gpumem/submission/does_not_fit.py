@@ -5,15 +5,15 @@ from __future__ import annotations
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.estimators.whatif import alternatives, largest_batch
-from slurm_gpumem.submission.asked import Asked, Workload
 from slurm_gpumem.submission.needs import NeedOnGpu
 from slurm_gpumem.submission.reach import Reach
 from slurm_gpumem.submission.request import largest_kind
+from slurm_gpumem.submission.submission import Submission, Workload
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib
 
 
-def does_not_fit(asked: Asked, workload: Workload, reach: Reach, largest: NeedOnGpu) -> str:
+def does_not_fit(asked: Submission, workload: Workload, reach: Reach, largest: NeedOnGpu) -> str:
     """Which GPU is too small, and which batch size or precision would be small enough."""
     kind = largest_kind(reach.kinds)
     assert kind is not None

@@ -21,7 +21,7 @@ _LOADING = ("lazy", "eager")
 
 
 class Variables(NamedTuple):
-    """What was found, by the key that it stands for: value and where it is set."""
+    """What was found, by the key that it sets: value and where it is set."""
 
     found: Mapping[str, Tuple[str, str]]
     remarks: Tuple[str, ...] = ()

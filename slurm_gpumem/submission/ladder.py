@@ -18,7 +18,7 @@ from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.units import ceil_div
 
 LimitOn = Callable[[str, Optional[str], int], Optional[str]]
-"""The limit that so much of a gres (name, type, count) would exceed, in words; None where none does."""
+"""The limit that this amount of a gres (name, type, count) would exceed, in words; None if there is none."""
 
 
 class Next(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.gpu_options import nodes_of
-from slurm_gpumem.submission.asked import Asked
 from slurm_gpumem.submission.script_remarks import commands
+from slurm_gpumem.submission.submission import Submission
 
 _LAUNCHERS = {
     "torchrun": r"--nproc[-_]per[-_]node[= ]+([0-9]+)\b",
@@ -18,7 +18,7 @@ _LAUNCHERS = {
 """Where each says how many processes it starts on a node; accelerate says it of all of them."""
 
 
-def processes_on_a_node(asked: Asked) -> Tuple[int, str]:
+def processes_on_a_node(asked: Submission) -> Tuple[int, str]:
     """How many processes a launcher starts on each node, and which, where; (0, "") where none does."""
     nodes = nodes_of(asked.options)
     found = [
@@ -30,7 +30,7 @@ def processes_on_a_node(asked: Asked) -> Tuple[int, str]:
     return max(found, default=(0, ""))
 
 
-def refuse_more_ranks_than_gpus(asked: Asked) -> None:
+def refuse_more_ranks_than_gpus(asked: Submission) -> None:
     """UsageError for a job whose launcher starts more processes than it has GPUs on a node."""
     processes, where = processes_on_a_node(asked)
     gpus = asked.gpus.gpus
@@ -41,7 +41,7 @@ def refuse_more_ranks_than_gpus(asked: Asked) -> None:
         )
 
 
-def ranks_on_one_gpu(asked: Asked) -> Tuple[int, Tuple[str, ...]]:
+def ranks_on_one_gpu(asked: Submission) -> Tuple[int, Tuple[str, ...]]:
     """How many processes share the one GPU of a job, each of which needs what is estimated; a note."""
     processes, where = processes_on_a_node(asked)
     if processes < 2 or asked.gpus.gpus > 1:

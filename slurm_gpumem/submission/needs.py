@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.submission.asked import Asked, Workload
 from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import Need
+from slurm_gpumem.submission.submission import Submission, Workload
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.types import Estimate, Gpu
@@ -48,7 +48,7 @@ class Needs(NamedTuple):
         return max(self.on, key=lambda one: one.need.request_mib)
 
 
-def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
+def estimate_needs(asked: Submission, workload: Workload, reach: Reach) -> Needs:
     """Estimate the job on every kind of GPU in reach."""
     coverage = asked.settings.coverage or asked.config.sharing.coverage_in(reach.partitions)
     estimates = _estimates(asked, workload, reach, coverage)
@@ -67,7 +67,7 @@ def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
     return _of_all_processes(asked, Needs(on, (*warnings, *more)))
 
 
-def _of_all_processes(asked: Asked, needs: Needs) -> Needs:
+def _of_all_processes(asked: Submission, needs: Needs) -> Needs:
     """The need of a job whose launcher starts several processes on its one GPU: of all of them together."""
     if (
         not any(one.estimate for one in needs.on)
@@ -88,7 +88,7 @@ def _of_all_processes(asked: Asked, needs: Needs) -> Needs:
     return Needs(on, (*needs.warnings, *(notes if any(estimated) else ())))
 
 
-def _unused_coverage(asked: Asked, workload: Workload) -> List[str]:
+def _unused_coverage(asked: Submission, workload: Workload) -> List[str]:
     """That a coverage which the job states changes nothing, where something else decides its memory."""
     if asked.settings.coverage is None or workload.summary is not None:
         return []
@@ -101,7 +101,7 @@ def _unused_coverage(asked: Asked, workload: Workload) -> List[str]:
 
 
 def _activities(
-    asked: Asked, reach: Reach, estimates: Sequence[Optional[Estimate]]
+    asked: Submission, reach: Reach, estimates: Sequence[Optional[Estimate]]
 ) -> Tuple[Sequence[Optional[Activity]], Sequence[str]]:
     """What the job's activity takes on each kind, and warnings; nothing where no slowdown limit counts."""
     own, policy = asked.settings.max_slowdown, asked.config.sharing
@@ -121,7 +121,7 @@ def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: Op
 
 
 def _on_instance(
-    asked: Asked, workload: Workload, reach: Reach, model: GpuModel, estimate: Optional[Estimate]
+    asked: Submission, workload: Workload, reach: Reach, model: GpuModel, estimate: Optional[Estimate]
 ) -> NeedOnGpu:
     """The need on a MIG instance: too slow where steps take longer than accepted beside the whole GPU's."""
     need = _need(estimate, workload.mem_mib, None)
@@ -142,15 +142,15 @@ def _for_line(gpu: Gpu, estimator: str) -> Gpu:
     """The GPU as the line's estimator would have it; a line knows nothing of the job's PyTorch."""
     from slurm_gpumem.estimators import registry
     from slurm_gpumem.estimators.environment import Environment, in_environment
-    from slurm_gpumem.estimators.site_layer import with_learned
+    from slurm_gpumem.estimators.learned import with_learned
 
     if not registry.has_layer(estimator):
         return gpu
-    return with_learned(in_environment(gpu, Environment()), estimator)
+    return with_learned(in_environment(gpu, Environment()))
 
 
 def _estimates(
-    asked: Asked, workload: Workload, reach: Reach, coverage: Optional[float]
+    asked: Submission, workload: Workload, reach: Reach, coverage: Optional[float]
 ) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
     summary, job, line = workload.summary, workload.job, workload.line

@@ -8,8 +8,8 @@ from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
-from slurm_gpumem.submission.asked import Asked
 from slurm_gpumem.submission.request import GpuKind
+from slurm_gpumem.submission.submission import Submission
 
 if TYPE_CHECKING:
     # The GPU table is read where an estimate needs it: not for a job that names its memory by hand.
@@ -64,7 +64,7 @@ class Reach(NamedTuple):
         return ", ".join(self.partitions)
 
 
-def find_reach(asked: Asked) -> Reach:
+def find_reach(asked: Submission) -> Reach:
     """The GPUs of the job's partitions, of the type that it names; UsageError when there are none at all."""
     wanted = [name for name in (asked.options.get("partition") or "").split(",") if name]
     cluster, warnings = _cluster(asked, wanted)
@@ -105,7 +105,7 @@ def find_reach(asked: Asked) -> Reach:
     )
 
 
-def _cluster(asked: Asked, wanted: Sequence[str]) -> Tuple[Cluster, Tuple[str, ...]]:
+def _cluster(asked: Submission, wanted: Sequence[str]) -> Tuple[Cluster, Tuple[str, ...]]:
     clusters, limits = asked.options.get("clusters"), asked.config.slurm
     cluster, warnings = discover_cluster(clusters, timeout_s=limits.timeout_s, max_age_s=limits.cache_s)
     if set(wanted) - set(cluster.partitions):

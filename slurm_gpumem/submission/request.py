@@ -70,11 +70,6 @@ class GpuRequest(NamedTuple):
     narrowed: bool = False
     """Whether it leaves out GPUs in reach that do not hold the job."""
 
-    @property
-    def decided_by(self) -> str:
-        """ "activity" where that made the share larger than memory would, else "memory"."""
-        return "activity" if self.activity_units > self.memory_units else "memory"
-
 
 class Need(NamedTuple):
     """A job's GPU memory on one kind of GPU, and its share of that GPU's time."""

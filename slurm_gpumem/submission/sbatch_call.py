@@ -15,8 +15,8 @@ from slurm_gpumem.submission.host import names_cpus
 
 if TYPE_CHECKING:
     # A job that goes unchanged needs none of what decides.
-    from slurm_gpumem.submission.asked import JobWords
     from slurm_gpumem.submission.decide import Plan
+    from slurm_gpumem.submission.submission import RawInput
 
 _NAME_BYTES = 40
 _TAKEN_OUT = REPLACED - {"gres"}
@@ -34,9 +34,9 @@ class PlannedCall(NamedTuple):
 
 def build_call(plan: Plan) -> PlannedCall:
     """The call of sbatch that asks for what was decided."""
-    words, script = plan.asked.words, plan.asked.script
+    raw, script = plan.asked.raw, plan.asked.script
     if plan.asked.goes_unchanged:
-        return PlannedCall(unchanged_call(words))
+        return PlannedCall(unchanged_call(raw))
     notes: List[str] = []
     added = _requested(plan)
     part = plan.shared or plan.instance or (plan.request is not None and plan.request.narrowed)
@@ -49,8 +49,8 @@ def build_call(plan: Plan) -> PlannedCall:
         added["comment"] = comment
     elif plan.largest is not None:
         notes.append("the comment is too long for our record behind it; the job goes without")
-    kept = [word for o in words.line.options if not o.ours and o.name not in replaced for word in o.words]
-    argv, at = _with_script(words, [*kept, *(f"--{name}={value}" for name, value in added.items())])
+    kept = [word for o in raw.line.options if not o.ours and o.name not in replaced for word in o.words]
+    argv, at = _with_script(raw, [*kept, *(f"--{name}={value}" for name, value in added.items())])
     changed = script
     if script is not None and part:
         changed = script.without(lambda option: option.name in _TAKEN_OUT, sbatch_table())
@@ -61,20 +61,20 @@ def build_call(plan: Plan) -> PlannedCall:
         notes.append("--mem=0 takes the node's whole memory: nobody else can share its GPUs")
     unset = tuple(
         variable
-        for name, variable in input_variables(words.program).items()
+        for name, variable in input_variables(raw.program).items()
         if part and name in _TAKEN_OUT and variable in os.environ
     )
     copied = changed is not script or _read_once(script)
     return PlannedCall(SbatchCall(tuple(argv), unset, changed, at, copied), added, tuple(notes))
 
 
-def unchanged_call(words: JobWords) -> SbatchCall:
+def unchanged_call(raw: RawInput) -> SbatchCall:
     """sbatch with the very same words, less our own."""
-    line, script = words.line, words.script
+    line, script = raw.line, raw.script
     if any(option.ours for option in line.options):
-        argv, at = _with_script(words, [word for o in line.options if not o.ours for word in o.words])
+        argv, at = _with_script(raw, [word for o in line.options if not o.ours for word in o.words])
     else:
-        argv, at = [words.program, *line.argv], None if line.script_at is None else line.script_at + 1
+        argv, at = [raw.program, *line.argv], None if line.script_at is None else line.script_at + 1
     return SbatchCall(tuple(argv), script=script, script_at=at, copied=_read_once(script))
 
 
@@ -98,7 +98,7 @@ def _requested(plan: Plan) -> Dict[str, str]:
         memory = options.get("mem-per-gpu") or (plan.host.memory_mib and f"{plan.host.memory_mib}M")
         if memory and not options.any_of("mem", "mem-per-cpu"):
             added["mem"] = str(memory)
-    if asked.words.program == SBATCH and not options.any_of("open-mode"):
+    if asked.raw.program == SBATCH and not options.any_of("open-mode"):
         # A requeued job must not wipe the log of the run before it.
         added["open-mode"] = "append"
     return added
@@ -122,7 +122,7 @@ def _request(plan: Plan) -> CommentRecord:
     settings, options = plan.asked.settings, plan.asked.options
     used = estimate.utilization if estimate else None
     # Slurm requeues batch jobs only.
-    requeue = plan.asked.words.program == SBATCH and not options.any_of("no-requeue")
+    requeue = plan.asked.raw.program == SBATCH and not options.any_of("no-requeue")
     requeue = requeue and settings.on_oom == "requeue"
     return CommentRecord(
         estimate_mib=estimate.peak_mib if estimate else None,
@@ -162,8 +162,8 @@ def _described(record: CommentRecord, plan: Plan) -> CommentRecord:
     )
 
 
-def _with_script(words: JobWords, options: List[str]) -> Tuple[List[str], Optional[int]]:
-    line, argv = words.line, [words.program, *options]
+def _with_script(raw: RawInput, options: List[str]) -> Tuple[List[str], Optional[int]]:
+    line, argv = raw.line, [raw.program, *options]
     if line.script is None:
         return argv, None
     if line.script.startswith("-") or line.script == ":":

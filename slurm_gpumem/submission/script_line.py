@@ -24,7 +24,7 @@ def line_for(
     coverage: Optional[float] = None,
     progress: Optional[Callable[[int], None]] = None,
 ) -> MemoryLine:
-    """The memory line of a job at a coverage; `progress` hears how many batch sizes have been estimated."""
+    """The memory line of a job at a coverage; `progress` gets the number of estimated batch sizes."""
     if job.gpus > 1:
         raise UsageError("--directive is for jobs on one GPU; those on several are not shared")
     return make_line(

@@ -6,8 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
-from slurm_gpumem.submission.asked import Asked, Workload
 from slurm_gpumem.submission.job_variables import VARIABLES
+from slurm_gpumem.submission.submission import Submission, Workload
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.reach import GpuModel
@@ -49,7 +49,7 @@ _SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_
 _FRACTION = r"\bXLA_(?:PYTHON_)?CLIENT_MEM_FRACTION=[\"']?([0-9]*\.[0-9]+)"
 
 
-def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
+def batch_remark(asked: Submission, workload: Workload) -> Optional[str]:
     """A line for the job whose command names another batch size than the estimate is for."""
     batch = workload.job.batch_size if workload.job else workload.line_batch
     if not batch or asked.gpus.gpus > 1:
@@ -68,7 +68,7 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
     return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
 
 
-def _number(text: str, asked: Asked) -> Optional[int]:
+def _number(text: str, asked: Submission) -> Optional[int]:
     """A number, or the one that the script gives a variable; None where it gives none, or several."""
     if text.isdigit():
         return int(text)
@@ -77,7 +77,7 @@ def _number(text: str, asked: Asked) -> Optional[int]:
     return int(values.pop()) if len(values) == 1 else None
 
 
-def variables_remark(asked: Asked, workload: Workload) -> Optional[str]:
+def variables_remark(asked: Submission, workload: Workload) -> Optional[str]:
     """For a memory line, which was made before: what the job sets that may not be in it."""
     if workload.line is None:
         return None
@@ -91,7 +91,7 @@ def variables_remark(asked: Asked, workload: Workload) -> Optional[str]:
     )
 
 
-def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, ...]:
+def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[str, ...]:
     """What Python files that the script runs set, and a text cannot show."""
     if summary is None or summary.trace is not None:
         return ()
@@ -130,7 +130,7 @@ def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, 
 
 
 def preallocation_remark(
-    asked: Asked, summary: Optional[ModelSummary], model: GpuModel, share_mib: int
+    asked: Submission, summary: Optional[ModelSummary], model: GpuModel, share_mib: int
 ) -> Optional[str]:
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
     lines = [line for _, line in commands(asked)]
@@ -154,7 +154,7 @@ def preallocation_remark(
     )
 
 
-def server_remarks(asked: Asked, model: GpuModel, share_mib: Optional[int]) -> Optional[str]:
+def server_remarks(asked: Submission, model: GpuModel, share_mib: Optional[int]) -> Optional[str]:
     """For inference servers that size themselves by the whole GPU; `share_mib` None: the job has no share."""
     from slurm_gpumem.submission.server_fractions import server_remark, unshared_server_remark
 
@@ -173,7 +173,7 @@ def _seen_memory(model: GpuModel) -> Tuple[int, int]:
     return max(gpu.memory_mib, whole), gpu.context_mib
 
 
-def commands(asked: Asked) -> List[Tuple[str, str]]:
+def commands(asked: Submission) -> List[Tuple[str, str]]:
     """Lines that run something, and the script's arguments, with where they stand."""
     found = []
     script = asked.script
@@ -181,8 +181,8 @@ def commands(asked: Asked) -> List[Tuple[str, str]]:
         for number, line in enumerate(script.text().split("\n"), 1):
             if line.strip() and not line.lstrip().startswith("#"):
                 found.append((f"{script.name}, line {number}:", line))
-    if asked.words.line.script_args:
-        found.append(("the command line", " ".join(asked.words.line.script_args)))
+    if asked.raw.line.script_args:
+        found.append(("the command line", " ".join(asked.raw.line.script_args)))
     wrapped = asked.options.get("wrap")
     if wrapped:
         found.append(("--wrap", wrapped))

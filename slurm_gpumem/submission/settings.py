@@ -263,6 +263,15 @@ class JobSettings:
         left = {name: setting for name, setting in self._settings.items() if name != key}
         return JobSettings(left, self._script_folder, self.spelled)
 
+    def on_whole_gpu(self) -> JobSettings:
+        """Of a job that could not be traced: it gets a whole GPU, as trace-or asks."""
+        asked_by = self.spelled("trace-or")
+        whole = {**self._settings, "exclusive-gpu": Setting("yes", asked_by, OPTIONS)}
+        spelled = self.spelled
+        return JobSettings(
+            whole, self._script_folder, lambda key: asked_by if key == "exclusive-gpu" else spelled(key)
+        )
+
     def given_by(self, layer: int) -> List[str]:
         """Keys whose value in force stands in this layer."""
         return [key for key, setting in self._settings.items() if setting.layer == layer]

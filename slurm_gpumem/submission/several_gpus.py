@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError
-from slurm_gpumem.submission.asked import Asked, Workload
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.reach import Reach
 from slurm_gpumem.submission.request import GpuKind, fits_somewhere, largest_kind
+from slurm_gpumem.submission.submission import Submission, Workload
 from slurm_gpumem.units import format_mib
 
 _NO_PARTS = "parts of several GPUs cannot be asked for, because Slurm takes a job's shards from one"
 
 
-def verdict(asked: Asked, workload: Workload, reach: Reach, needs: Needs) -> Tuple[str, Tuple[str, ...]]:
+def verdict(asked: Submission, workload: Workload, reach: Reach, needs: Needs) -> Tuple[str, Tuple[str, ...]]:
     """What each GPU of several holds, in words, and warnings; DoesNotFitError where none is large enough.
 
     Where neither its owner nor a trace of its ranks says that the job trains data parallel, it may shard its

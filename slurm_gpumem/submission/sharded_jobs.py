@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slurm_gpumem.submission.asked import Asked
+from slurm_gpumem.submission.submission import Submission
 from slurm_gpumem.training_names import sharded, sharding
 
 _WORDS = {
@@ -17,7 +17,7 @@ _WORDS = {
 """How launchers and training scripts are told to shard a model."""
 
 
-def why_not_estimated(asked: Asked) -> str:
+def why_not_estimated(asked: Submission) -> str:
     """Why the job keeps whole GPUs without an estimate; "" where it is estimated, or its memory is given."""
     if asked.not_estimated:
         return asked.not_estimated

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.accounting.remember import peaks_of, remember_own
+from slurm_gpumem.accounting.remember import remember_own
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry, remembered
 from slurm_gpumem.estimators.gpus import find_gpu
@@ -120,12 +120,10 @@ def test_the_word_for_rare_settings_tells_them_apart() -> None:
     assert remembered.variant(job) == "ddp2+acc4+ckpt+mse"
 
 
-def test_only_so_many_are_kept(tmp_path: Path) -> None:
+def test_only_the_latest_ten_are_kept(tmp_path: Path) -> None:
     for number in range(1, 15):
         ran(tmp_path, number, 9000.0 + number)
-    with opened(tmp_path) as store:
-        (by_gpu,) = peaks_of(store.connection, os.geteuid()).values()
-    assert by_gpu == {"a100": [9014 - number for number in range(10)]}
+    assert recalled(tmp_path) == tuple(9014 - number for number in range(10))
 
 
 def test_activity_alone_is_remembered_and_takes_the_place_of_a_prediction(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_jobs_said_of_their_pytorch_does_not_confuse_the_constant(site: Sit
             number % 6, est, round(est * 1.1), tensors + 522, uid=1000 + number // 2 % 4, gpu=A100, **more
         )
     assert site.learn().returncode == 0
-    assert site.layer().constants["a100"] == pytest.approx(-1205, abs=1)
+    assert site.constants["a100"].mib == pytest.approx(-1205, abs=1)
 
 
 def report(site: Site, uid: int, context: int, gpu: str = A100, **more: Any) -> None:
@@ -89,9 +89,8 @@ def test_three_users_reports_of_their_context_count_for_a_type_without_runs(site
         report(site, uid, context)
     done = site.learn()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "CUDA context on a100: -1,205 MiB, as jobs of 3 users reported" in done.stdout
-    for by in ("corrected", "trace"):
-        assert site.layer(by).constants == {"a100": -1205}
+    assert "a100: -1,205 MiB (3 jobs of 3 users, half of them within 2 MiB)" in done.stdout
+    assert list(site.constants) == ["a100"]
     assert text().parts["context"] == 522
     # The same again is nothing new.
     assert site.learn().returncode == 1
@@ -115,8 +114,8 @@ def test_a_report_of_one_liar_moves_nobody_and_what_cannot_be_true_is_left_out(s
         report(site, 2700 + number, 522, parts="1+2")
         report(site, 3700 + number, 522, parts="x" * 500)
     done = site.learn("--json")
-    (context,) = json.loads(done.stdout)["contexts"].values()
-    assert context == {"beyond_mib": pytest.approx(-1205, abs=10), "users": 4}
+    (constant,) = json.loads(done.stdout)["gpus"].values()
+    assert (constant["mib"], constant["users"]) == (pytest.approx(-1205, abs=10), 4)
 
 
 def reserved(site: Site, uid: int, reserved_mib: int, took: int = 5000, **more: Any) -> None:
@@ -130,7 +129,7 @@ def test_three_users_whose_jobs_ended_well_teach_the_context_too(site: Site) -> 
         reserved(site, uid, 5000 - context)
     done = site.learn()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "CUDA context on a100: -1,205 MiB, as jobs of 3 users reported" in done.stdout
+    assert "a100: -1,205 MiB (3 jobs of 3 users, half of them within 2 MiB)" in done.stdout
     assert text().parts["context"] == 522
 
 
@@ -181,7 +180,7 @@ def test_runs_go_before_reports(site: Site) -> None:
     for uid in (1, 2, 3):
         report(site, uid, 1900)
     assert site.learn().returncode == 0
-    assert site.layer().constants["a100"] == pytest.approx(-1205, abs=60)
+    assert site.constants["a100"].mib == pytest.approx(-1205, abs=60)
 
 
 @pytest.mark.parametrize(("by", "spread", "most"), [("corrected", 0.031, 0.04), ("trace", 0.017, 0.025)])
@@ -198,9 +197,9 @@ def test_five_models_bring_a_site_with_another_context_to_the_scatter_of_its_est
         est, took = job()
         site.record(number % 5, est, round(est * 1.1), took, by=by, uid=number % 3, gpu=A100)
     assert site.learn().returncode == 0
-    layer = site.layer(by)
+    constant = site.constants["a100"].mib
     others = [job() for _ in range(400)]
     raw = median(abs(est / took - 1) for est, took in others)
-    left = median(abs(layer.move(est, est * 1.1, A100, "")[0] / took - 1) for est, took in others)
+    left = median(abs((est + constant) / took - 1) for est, took in others)
     assert raw > 0.12
     assert left < most

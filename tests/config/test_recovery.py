@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config, recovery_config_from
+from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 
 
-def test_wrong_settings_are_noted_and_left_at_their_defaults() -> None:
-    table = {"enabled": "no", "ladder": ["more"], "nice": "x", "priority": -1, "on_oom": "maybe", "colour": 1}
-    config = recovery_config_from({"recovery": table}, "gpumem.toml")
+def test_wrong_settings_are_noted_and_left_at_their_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "gpumem.toml"
+    path.write_text(
+        '[recovery]\nenabled = "no"\nladder = ["more"]\nnice = "x"\npriority = -1\non_oom = "maybe"\n'
+        "colour = 1\n"
+    )
+    config = load_recovery_config(str(path))
     assert config._replace(notes=()) == RecoveryConfig()
     assert len(config.notes) == 6
 

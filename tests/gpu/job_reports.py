@@ -22,9 +22,9 @@ from typing import Dict, List, NamedTuple, Set, TextIO
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from slurm_gpumem.calibration.nvml import NvmlGpu  # noqa: E402
 from slurm_gpumem.formats.comment import format_used, parse_used  # noqa: E402
 from slurm_gpumem.recovery.process_reports import report_folder, take_reports  # noqa: E402
+from slurm_gpumem.site.calibration.nvml import NvmlGpu  # noqa: E402
 from slurm_gpumem.units import MIB  # noqa: E402
 
 WORKER = Path(__file__).with_name("job_reports_worker.py")

@@ -11,11 +11,11 @@ import pytest
 
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
 from slurm_gpumem.estimators.gpus import gpu_table
+from slurm_gpumem.estimators.learned import GpuConstant, constants_json, with_learned
 from slurm_gpumem.estimators.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
-from slurm_gpumem.estimators.site_fit import nothing_learned
-from slurm_gpumem.estimators.site_layer import layers_json, with_learned
 from slurm_gpumem.estimators.types import Gpu
 from tests.lua.played import INTERPRETERS, LUA_FOLDER, SITE, UNSET, Player, to_lua
 from tests.support.timing import slowness
@@ -59,22 +59,23 @@ def draw_line(draw: random.Random) -> MemoryLine:
 
 
 def learn(folder: Path) -> str:
-    """A site that has learned the context of A100s, and a little of all others, for traces."""
-    none = nothing_learned("trace")
+    """A site that has learned the context of A100s and V100s."""
     path = folder / "gpumem-learned.json"
-    path.write_text(layers_json([none._replace(constant=37.0, constants={"a100": -431.0, "v100": 512.4})]))
+    constants = {"a100": GpuConstant(-431, 20, 15, 3), "v100": GpuConstant(512, 20, 15, 3)}
+    path.write_text(constants_json(constants, made=""))
     return str(path)
 
 
 def site_gpu(gpu: Gpu, learned: str) -> Dict[str, Any]:
-    here = with_learned(gpu, "trace", learned)
+    here = with_learned(gpu, learned)
+    constant = [here.context_mib - gpu.context_mib, here.context_doubt_mib]
     contexts = [gpu.context_for(conv=c, matmul=m) for c, m in ((0, 0), (1, 0), (0, 1), (1, 1))]
     return {
         "context": contexts,
         "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20),
         "context_doubt_mib": gpu.context_doubt_mib,
         "traced_percent": [workspace_doubt(gpu, True), workspace_doubt(gpu, False)],
-        "learned": {"trace": [here.context_mib - gpu.context_mib, here.context_doubt_mib]},
+        "learned": dict.fromkeys(registry.LEARNT, constant),
     }
 
 
@@ -93,7 +94,8 @@ def damaged(text: str, draw: random.Random) -> str:
 def by_python(text: str, batch: int, gpu: Gpu, learned: str) -> Optional[Tuple[int, int]]:
     try:
         line = parse_line(text)
-        return line.memory(batch, with_learned(gpu, line.estimator, learned))
+        here = with_learned(gpu, learned) if registry.has_layer(line.estimator) else gpu
+        return line.memory(batch, here)
     except UsageError:
         return None
 

@@ -15,7 +15,6 @@ from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.report.submission import explain_submission, submission_json, submission_line
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
-from slurm_gpumem.submission.asked import HETEROGENEOUS, Asked, JobWords, Workload
 from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.needs import NeedOnGpu
@@ -23,6 +22,7 @@ from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.request import GpuRequest, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.submission.submission import HETEROGENEOUS, RawInput, Submission, Workload
 from tests.estimators.explain.small_trace import small_summary
 
 SHARE = GpuRequest("shard:3", 3, 40, None, False, "3 of 40 shards on an a100", 3, 0)
@@ -37,9 +37,9 @@ def plan(
 ) -> Plan:
     """A plan for the small model, or for memory given by hand."""
     own = OwnOptions({"model": "nets/small.json"} if model else {"mem": "3G"})
-    words = JobWords(read_command_line(["job.sh"], sbatch_table()), own, None)
+    words = RawInput(read_command_line(["job.sh"], sbatch_table()), own, None)
     config = Config()
-    asked = Asked(words, job_settings(config, (), {}, own), config)
+    asked = Submission(words, job_settings(config, (), {}, own), config)
     gpu, summary = find_gpu("a100"), small_summary()
     workload = Workload(summary, training_job(summary, StatedTraining())) if model else Workload(mem_mib=3072)
     estimate = registry.run("trace", summary, training_job(summary, StatedTraining()), gpu) if model else None

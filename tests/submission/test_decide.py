@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Dict, Optional
 
 import pytest
@@ -13,7 +14,6 @@ from slurm_gpumem.estimators.types import CustomForward, Estimate, TrainingJob
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
-from slurm_gpumem.submission.asked import HETEROGENEOUS, NOTHING_ASKED, Asked, JobWords, Workload, read_asked
 from slurm_gpumem.submission.decide import Plan, choose_request, decide
 from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
@@ -21,19 +21,36 @@ from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.submission.submission import (
+    HETEROGENEOUS,
+    NOTHING_ASKED,
+    RawInput,
+    Submission,
+    Workload,
+    read_submission,
+    read_workload,
+)
+from slurm_gpumem.submission.trace.batch_script import ScriptRun
+from slurm_gpumem.submission.trace.before_submission import whole_gpu_instead
+from slurm_gpumem.submission.trace.result import Trace
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.run import TracedScript
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 A100 = GpuKind("a100", 40, 40960, 8, 16.0, 1, 128_000)
 UNDIVIDED = A100._replace(units=0)
 
 
-def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Asked:
+def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Submission:
     """What a job asks for whose words are these, with settings of its own."""
     line = read_command_line([*argv, "job.sh"], sbatch_table())
     options = OwnOptions({key.replace("_", "-"): value for key, value in own.items()})
     config = Config(sharing=policy or SharingPolicy())
     wishes = merge_wishes(line.options, {}, ())
-    return Asked(
-        JobWords(line, options, None),
+    return Submission(
+        RawInput(line, options, None),
         job_settings(config, (), {}, options),
         config,
         wishes,
@@ -41,7 +58,7 @@ def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Ask
     )
 
 
-def plan(job: Asked, gib: int = 10, *, activity: Optional[float] = None, **reach: Any) -> Plan:
+def plan(job: Submission, gib: int = 10, *, activity: Optional[float] = None, **reach: Any) -> Plan:
     """The plan for a job that needs so much memory on every kind in reach."""
     fields: Dict[str, Any] = {"partitions": ("gpu",), "kinds": (A100,), "gpu_keeps_off_shards": True, **reach}
     kinds = fields["kinds"]
@@ -92,7 +109,7 @@ def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:
     ],
 )
 def test_every_other_decision_has_its_reason(
-    job: Asked, reach: Any, gres: Optional[str], reason: str
+    job: Submission, reach: Any, gres: Optional[str], reason: str
 ) -> None:
     made = plan(job, **reach)
     assert (made.request.gres if made.request else None) == gres
@@ -107,23 +124,48 @@ def test_memory_that_no_gpu_has_is_refused_unless_the_gpu_is_the_jobs_own() -> N
     assert plan(asked(mem="64G", exclusive_gpu="yes"), 64).request is not None
 
 
-def words(*argv: str) -> JobWords:
-    return JobWords(read_command_line(argv, sbatch_table()), OwnOptions(), None)
+def words(*argv: str) -> RawInput:
+    return RawInput(read_command_line(argv, sbatch_table()), OwnOptions(), None)
 
 
 def test_a_job_that_says_nothing_goes_to_sbatch_word_for_word(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GPUMEM_MODEL", "GPUMEM_MEM"):
         monkeypatch.delenv(name, raising=False)
-    silent = read_asked(words("-Hn4", "job.sh", "-x"))
+    silent = read_submission(words("-Hn4", "job.sh", "-x"))
     assert silent.goes_unchanged == NOTHING_ASKED
     made = decide(silent)
     assert (made.request, made.reason) == (None, NOTHING_ASKED)
     assert build_call(made).call.argv == ("sbatch", "-Hn4", "job.sh", "-x")
 
 
+def test_presets_count_for_jobs_that_a_site_traces_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GPUMEM_MODEL", "GPUMEM_MEM", "GPUMEM_TRACE"):
+        monkeypatch.delenv(name, raising=False)
+    site = tmp_path / "gpumem.toml"
+    site.write_text('[trace]\ndefault = true\n[job]\ntrace-or = "whole-gpu"\n')
+    monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(site))
+    found = read_submission(words("--gres=gpu:1", "--wrap=python train.py"))
+    assert (found.trace, found.settings.trace_or) == (True, "whole-gpu")
+    instead = whole_gpu_instead(found)
+    assert (instead.trace, instead.settings.exclusive_gpu) == (False, True)
+    assert instead.settings.spelled("exclusive-gpu") == "--trace-or"
+
+
+def test_a_trace_says_what_the_job_needs_whatever_was_given_before() -> None:
+    summary = read_summary(EXAMPLES / "train.json")
+    run = ScriptRun("jobs/job.sh", b"", (), {}, "/", GpuFacts())
+    trace = Trace(run, TracedScript(b"", {}, (), (), {}, 4.2), summary, find_gpu("a100"), cached=False)
+    found = asked(mem="4G")._replace(traced=trace)
+    workload = read_workload(found)
+    assert (workload.summary, workload.mem_mib) == (summary, None)
+    assert Plan(found, workload).model_name == summary.name
+
+
 def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEM_MEM", "4G")
-    several = read_asked(words("-n1", ":", "-n2", "job.sh"))
+    several = read_submission(words("-n1", ":", "-n2", "job.sh"))
     assert several.goes_unchanged == HETEROGENEOUS
     assert build_call(decide(several)).call.argv == ("sbatch", "-n1", ":", "-n2", "job.sh")
 

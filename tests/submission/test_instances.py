@@ -8,13 +8,13 @@ import pytest
 
 from slurm_gpumem.errors import DoesNotFitError
 from slurm_gpumem.estimators.gpus import closest_gpu
-from slurm_gpumem.submission.asked import Workload
 from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
+from slurm_gpumem.submission.submission import Workload
 from tests.submission.test_decide import asked
 
 

@@ -7,7 +7,7 @@ from typing import Dict, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.gpu_options import Asked, Wishes
+from slurm_gpumem.slurm.gpu_options import OptionValue, Wishes
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.job_torch import torch_of_job
 
@@ -25,7 +25,7 @@ def environment(folder: Path, text: str) -> str:
 
 def found(environ: Dict[str, str], *lines: str, **options: str) -> Optional[str]:
     script = BatchScript("job.sh", "job.sh", "\n".join(("#!/bin/bash", *lines)).encode())
-    wishes = Wishes({name: Asked(value, "") for name, value in options.items()})
+    wishes = Wishes({name: OptionValue(value, "") for name, value in options.items()})
     seen = torch_of_job(environ, script, wishes)
     return seen and seen[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_gpumem.config.load import Config
-from slurm_gpumem.slurm.gpu_options import Asked, Wishes
+from slurm_gpumem.slurm.gpu_options import OptionValue, Wishes
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
@@ -39,9 +39,9 @@ def test_a_job_that_takes_no_environment_has_only_its_own_variables() -> None:
     assert job_environment(environ).found == {
         "module-loading": ("eager", "CUDA_MODULE_LOADING (environment)")
     }
-    options = Wishes({"export": Asked("NONE", "command line")})
+    options = Wishes({"export": OptionValue("NONE", "command line")})
     assert job_environment(environ, None, options).found == {}
-    options = Wishes({"export": Asked("NIL,CUBLAS_WORKSPACE_CONFIG=:16:8", "command line")})
+    options = Wishes({"export": OptionValue("NIL,CUBLAS_WORKSPACE_CONFIG=:16:8", "command line")})
     assert job_environment(environ, None, options).found == {"cublas-workspace": (":16:8", "--export")}
 
 

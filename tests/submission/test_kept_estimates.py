@@ -11,6 +11,7 @@ from typing import List, Tuple
 import pytest
 
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.learned import GpuConstant, constants_json
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.submission import kept_estimates
@@ -94,22 +95,10 @@ def test_another_batch_gpu_coverage_or_text_is_estimated(tmp_path: Path, made: L
 def test_what_the_site_learns_counts_at_once(tmp_path: Path, made: List[str]) -> None:
     summary, job = _job(RESNET)
     before = estimate_once("auto", summary, job, find_gpu("a100"), None)
-    layer = {
-        "estimator": "trace",
-        "constant": 500.0,
-        "constants": {},
-        "offset": 0.0,
-        "models": {},
-        "quantile": 1.0,
-        "known_quantile": 1.0,
-        "coverage": 0.98,
-        "card": {},
-    }
-    (tmp_path / "site" / "gpumem-learned.json").write_text(
-        json.dumps({"format": "gpumem-learned/2", "layers": [layer]})
-    )
+    learned = constants_json({"a100": GpuConstant(500, 20, 15, 3)}, made="")
+    (tmp_path / "site" / "gpumem-learned.json").write_text(learned)
     after = estimate_once("auto", summary, job, find_gpu("a100"), None)
-    assert after.peak_mib == before.peak_mib + 500
+    assert after.peak_mib == (before.base or (before.peak_mib, 0))[0] + 500
     assert len(made) == 2
 
 

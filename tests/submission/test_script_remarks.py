@@ -14,7 +14,6 @@ from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.asked import Asked, JobWords, Workload
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.script_remarks import (
@@ -26,17 +25,18 @@ from slurm_gpumem.submission.script_remarks import (
 )
 from slurm_gpumem.submission.server_fractions import SERVERS, fraction_of, unshared_server_remark
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.submission.submission import RawInput, Submission, Workload
 from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 
-def asked(body: str, *argv: str) -> Asked:
+def asked(body: str, *argv: str) -> Submission:
     """A job whose script runs this."""
     line = read_command_line([*argv, "job.sh"], sbatch_table())
     script = BatchScript("job.sh", "job.sh", f"#!/bin/bash\n# --batch-size 9\n{body}\n".encode())
     wishes, own = merge_wishes(line.options, {}, ()), OwnOptions({})
-    words = JobWords(line, own, script)
-    return Asked(words, job_settings(Config(), (), {}, own), options=wishes, gpus=gpu_wish(wishes, script))
+    raw = RawInput(line, own, script)
+    return Submission(raw, job_settings(Config(), (), {}, own), options=wishes, gpus=gpu_wish(wishes, script))
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict
 
-from slurm_gpumem.estimators.site_layer import SiteLayer, load_layers
+from slurm_gpumem.estimators.learned import GpuConstant, load_constants
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
 
@@ -33,8 +33,9 @@ class Site:
             [GPUMEM, "learn", *argv], env=env, capture_output=True, text=True, timeout=120, check=False
         )
 
-    def layer(self, estimator: str = "corrected") -> SiteLayer:
-        return load_layers(str(self.learned))[estimator]
+    @property
+    def constants(self) -> Dict[str, GpuConstant]:
+        return load_constants(str(self.learned))
 
     def record(self, model: int, est: int, req: int, took: int, **more: Any) -> None:
         """One job of a model: estimated, asked for, took; `state` "OOM" for one that its limit ended."""

@@ -1,4 +1,4 @@
-"""The page's figures in words: the tiles at its top, what its charts say, what it stands on."""
+"""The page's figures in words: the tiles at its top, what its charts say, what it is based on."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def wasters(source: PageSource) -> List[Kept]:
 
 
 def notes(source: PageSource) -> List[str]:
-    """What the page stands on, and what is missing."""
+    """What the page is based on, and what is missing."""
     fresh = source.freshness
     found = []
     if fresh is not None:

@@ -27,7 +27,7 @@ def heading(reasons: PeakReasons) -> Tuple[str, str]:
 
 
 def peak_label(timeline: Timeline) -> str:
-    """What stands at the peak."""
+    """What is labelled at the peak."""
     return f"{format_mib(timeline.peak_bytes / MIB)} of tensors"
 
 

@@ -1,8 +1,8 @@
-"""One program for the names in ANSWERS, while a batch script is traced: `python -I stand_in.py NAME ARGS`.
+"""One program for the names in ANSWERS, while a batch script is traced: `python -I stub.py NAME ARGS`.
 
 Launchers run their command once, as the first of their tasks. nvidia-smi answers for the GPU that is asked
 for. What would act on the cluster or on people (sbatch, scancel, mail) is recorded and not run; what only
-asks Slurm hears nothing.
+asks Slurm gets no answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Callable, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 if __name__ == "__main__":
     # Started by path, in somebody's environment: the package is where this file is.
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
 from slurm_gpumem.slurm.options import read_command_line, srun_table
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from slurm_gpumem.errors import GpumemError, SlurmError
-from slurm_gpumem.jobtrace.before_submission import with_trace
-from slurm_gpumem.jobtrace.trace_job import OUTPUT
 from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.gres import held_by
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.sbatch import installed_options
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.asked import Asked, JobWords, read_asked
 from slurm_gpumem.submission.decide import Plan, decide
 from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.submission.sbatch_call import PlannedCall, build_call
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.submission import RawInput, Submission, read_submission
+from slurm_gpumem.submission.trace.before_submission import with_trace
+from slurm_gpumem.submission.trace.trace_job import OUTPUT
 from slurm_gpumem.terminal.say import say
 
 _AWAIT_S = 60.0
@@ -80,14 +80,14 @@ def _real_job(controller: Controller, own_id: str) -> Sequence[str]:
         time.sleep(1.0)
 
 
-def _asked(told: Dict[str, Any]) -> Asked:
+def _asked(told: Dict[str, Any]) -> Submission:
     script: Optional[BatchScript] = None
     words: List[str] = list(told["options"])
     if told["name"] is not None:
         script = BatchScript(told["name"], told["name"], base64.b64decode(told["data"]))
         words += ["--", told["name"], *told["args"]]
     line = read_command_line(words, sbatch_table(), ask_more=installed_options)
-    return read_asked(JobWords(line, OwnOptions(told["own"]), script, installed_options))
+    return read_submission(RawInput(line, OwnOptions(told["own"]), script, installed_options))
 
 
 def _fields(plan: Plan, planned: PlannedCall, request: str) -> Dict[str, str]:

@@ -1,7 +1,7 @@
 """Programs that take the place of Slurm's, of MPI's launchers and of nvidia-smi while a script is traced.
 
 They are found first: by the PATH, and in bash by functions of their names, since `module load` and
-`conda activate` put other folders before ours. Each of them runs `stand_in.py`. Python and what starts it are
+`conda activate` put other folders before ours. Each of them runs `stub.py`. Python and what starts it are
 the next of their name on the PATH, with the tracer's folder first in PYTHONPATH whatever the script made of
 that.
 """
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Dict
 
-from slurm_gpumem.jobtrace.stand_in import ANSWERS
+from slurm_gpumem.submission.trace.stub import ANSWERS
 
-_PROGRAM = str(Path(__file__).resolve().with_name("stand_in.py"))
+_PROGRAM = str(Path(__file__).resolve().with_name("stub.py"))
 _FOLDER = "bin"
 _PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(9, 16)), "torchrun", "accelerate",
             "deepspeed", "lightning", "fabric", "composer", "ipython")  # fmt: skip

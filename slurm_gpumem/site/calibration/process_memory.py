@@ -11,7 +11,7 @@ import os
 import subprocess
 from typing import Dict, Optional, Protocol, Tuple
 
-from slurm_gpumem.calibration.nvml import GpuIdentity, GpuReading, NvmlGpu, visible_device
+from slurm_gpumem.site.calibration.nvml import GpuIdentity, GpuReading, NvmlGpu, visible_device
 
 _TIMEOUT_S = 20
 

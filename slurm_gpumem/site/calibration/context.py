@@ -2,7 +2,7 @@
 
 Two short processes each train a tiny network: one with convolutions and then matrix products,
 one with matrix products only. Their memory outside the allocator at each stage is the context
-that an estimate adds; workspaces and rounding are checked as well.
+that an estimate adds; cuBLAS workspaces and rounding are checked as well.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_gpumem.estimators.gpus import closest_gpu, gpu_table
 from slurm_gpumem.files import replaced
 from slurm_gpumem.units import MIB
 
-_PROBE = "slurm_gpumem.calibration.context_probe"
+_PROBE = "slurm_gpumem.site.calibration.context_probe"
 _TIMEOUT_S = 120
 
 
@@ -32,8 +32,6 @@ class Calibration:
     name: str
     fields: Tuple[Tuple[str, object], ...]
     notes: Tuple[str, ...]
-    environment: Tuple[Tuple[str, str], ...] = ()
-    """The versions behind it: gpu, torch, cuda, driver, loading."""
 
     def as_toml(self) -> str:
         """The entry as a section of gpumem-gpus.toml."""
@@ -88,14 +86,10 @@ def calibration(
         name=(name or entry or _slug(conv_then_matmul["gpu"])).lower(),
         fields=tuple(fields),
         notes=tuple(_notes(matmul_only, workspaces)),
-        environment=(
-            ("gpu", gpu.entry or _slug(conv_then_matmul["gpu"])),
-            *((key, str(conv_then_matmul[key])) for key in ("torch", "cuda", "driver", "loading")),
-        ),
     )
 
 
-def run_probe(python: str, stages: List[str], module: str = _PROBE) -> Dict[str, Any]:
+def run_probe(python: str, stages: List[str]) -> Dict[str, Any]:
     """The result of one probe process; raises CalibrationError with the reason if there is none."""
     environment = dict(os.environ)
     package = str(Path(slurm_gpumem.__file__).resolve().parent.parent)
@@ -103,7 +97,7 @@ def run_probe(python: str, stages: List[str], module: str = _PROBE) -> Dict[str,
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(
-            [python, "-m", module, *stages],
+            [python, "-m", _PROBE, *stages],
             env=environment,
             capture_output=True,
             text=True,

@@ -9,9 +9,9 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.estimators.types import Gpu
-from slurm_gpumem.jobtrace import stand_ins
 from slurm_gpumem.slurm.gpu_options import Wishes
 from slurm_gpumem.slurm.job_environment import ArrayTask, gpus_on_node, job_environment, working_directory
+from slurm_gpumem.submission.trace import stubs
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.messages import Advice
 from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
@@ -29,7 +29,7 @@ class ScriptRun(NamedTuple):
     data: bytes
     args: Tuple[str, ...]
     environment: Dict[str, str]
-    """The job's, without our stand-ins."""
+    """The job's, without our stubs."""
     folder: str
     gpu: GpuFacts
 
@@ -64,7 +64,7 @@ def trace_script(run: ScriptRun, limits: Limits, progress: Progress) -> TracedSc
             [*_interpreter(run.data), str(script), *run.args],
             limits,
             gpu=run.gpu,
-            environment=stand_ins.install(Path(folder), run.environment),
+            environment=stubs.install(Path(folder), run.environment),
             folder=run.folder,
             progress=progress,
             name=run.name,
@@ -91,7 +91,7 @@ def _too_many(run: ScriptRun, ranks: int) -> str:
 
 
 def facts_of(gpu: Gpu, gpus: int = 1) -> GpuFacts:
-    """What a script hears when it asks for the GPU, or for several of them on its node."""
+    """What a script is told about its GPU, or about several of them on its node."""
     usual = GpuFacts()
     major, _, minor = gpu.compute_capability.partition(".")
     known = major.isdigit() and minor.isdigit()

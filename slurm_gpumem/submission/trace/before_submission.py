@@ -4,56 +4,34 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import NotEstimatedError, TargetError, UsageError
-from slurm_gpumem.estimators.types import Estimate, Gpu
-from slurm_gpumem.jobtrace import cache
-from slurm_gpumem.jobtrace.batch_script import Progress, ScriptRun, script_run, trace_script
-from slurm_gpumem.jobtrace.trace_job import Deferred, deferred_trace, whole_until_traced
+from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.arrays import array_tasks
 from slurm_gpumem.slurm.job_environment import ArrayTask
 from slurm_gpumem.slurm.sbatch import SALLOC, SBATCH
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.asked import Asked, read_asked
 from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.reach import find_reach
-from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.submission.sharded_jobs import why_not_estimated
+from slurm_gpumem.submission.submission import Submission
+from slurm_gpumem.submission.trace import cache
+from slurm_gpumem.submission.trace.batch_script import Progress, ScriptRun, script_run, trace_script
+from slurm_gpumem.submission.trace.result import Trace
+from slurm_gpumem.submission.trace.trace_job import Deferred, deferred_trace, whole_until_traced
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import count
-from slurm_gpumem.tracing.script.run import Limits, TracedScript
+from slurm_gpumem.tracing.script.run import Limits
 
 _MOST_TASKS = 64
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A traced script, its summary read."""
-
-    run: ScriptRun
-    traced: TracedScript
-    summary: ModelSummary
-    gpu: Gpu
-    cached: bool
-
-    @cached_property
-    def estimate(self) -> Estimate:
-        """What it needs on the GPU that it was traced for; only where several are compared or explained."""
-        from slurm_gpumem.estimators import registry
-        from slurm_gpumem.estimators.training_job import StatedTraining, training_job
-
-        return registry.run("auto", self.summary, training_job(self.summary, StatedTraining()), self.gpu)
-
-
 class AfterTrace(NamedTuple):
-    """What is asked now, and what its user should know."""
+    """The submission with its trace, and what its user should know."""
 
-    asked: Asked
-    trace: Optional[Trace] = None
+    asked: Submission
     notes: Tuple[str, ...] = ()
     deferred: Optional[Deferred] = None
     """A trace that is yet to be made, by a job before this one ..."""
@@ -61,8 +39,8 @@ class AfterTrace(NamedTuple):
     """... and what this one asks for until then."""
 
 
-def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> AfterTrace:
-    """Trace the job's script; what is asked then has its model. TargetError when it cannot be traced.
+def with_trace(asked: Submission, progress: Progress, *, here: bool = False) -> AfterTrace:
+    """Trace the job's script, which then says what the job needs. TargetError when it cannot be traced.
 
     `here`: on this machine, even where the site's traces are made in jobs.
     """
@@ -73,7 +51,7 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
         )
     if asked.config.trace.where == "off":
         raise UsageError("this site traces no scripts (trace.where in gpumem.toml); use --model or --gpu-mem")
-    if asked.words.program == SALLOC and not asked.command:
+    if asked.raw.program == SALLOC and not asked.command:
         raise UsageError("salloc without a command has nothing to trace: use --model or --gpu-mem")
     unknown = why_not_estimated(asked)
     if unknown:
@@ -87,7 +65,7 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
         return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {why}"))
     gpu = max(reach.gpus, key=lambda gpu: gpu.memory_mib)
     if asked.config.trace.where == "job" and not here:
-        if asked.words.program != SBATCH:
+        if asked.raw.program != SBATCH:
             raise UsageError(
                 "this site traces in jobs (trace.where), before which nothing interactive can wait: "
                 "use --model or --gpu-mem"
@@ -100,17 +78,17 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
                 why = f"not traced: {plan.reason}"
                 return AfterTrace(asked._replace(trace=False, goes_unchanged=why))
             data = job_script(asked)[1]
-            return AfterTrace(whole, None, (), deferred_trace(asked, data, len(runs)), plan)
+            return AfterTrace(whole, (), deferred_trace(asked, data, len(runs)), plan)
     try:
         trace, notes = largest_trace(asked, gpu, progress)
     except NotEstimatedError as error:
         return AfterTrace(asked._replace(trace=False, not_estimated=error.why))
     except TargetError as error:
         return _instead(asked, error)
-    return AfterTrace(with_summary(asked, trace), trace, (*notes, *_of_ranks(trace)))
+    return AfterTrace(asked._replace(trace=False, traced=trace), (*notes, *_of_ranks(trace)))
 
 
-def why_not_traced(asked: Asked) -> str:
+def why_not_traced(asked: Submission) -> str:
     """Why a trace would change nothing for this job; "" where it would."""
     if asked.gpus.keep_whole and asked.gpus.total < 2:  # several GPUs get a verdict
         return f"{asked.gpus.keep_whole}, so its GPU options stay"
@@ -119,7 +97,7 @@ def why_not_traced(asked: Asked) -> str:
     return ""
 
 
-def largest_trace(asked: Asked, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tuple[str, ...]]:
+def largest_trace(asked: Submission, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tuple[str, ...]]:
     """The trace of the job, of an array the one that needs most; and notes."""
     runs, chosen, notes = _runs(asked, gpu)
     found = [one_trace(run, _limits(asked), gpu, progress) for run in runs]
@@ -134,11 +112,11 @@ def largest_trace(asked: Asked, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tu
     return largest, tuple(dict.fromkeys(notes))
 
 
-def _runs(asked: Asked, gpu: Gpu) -> Tuple[List[ScriptRun], List[Optional[ArrayTask]], List[str]]:
+def _runs(asked: Submission, gpu: Gpu) -> Tuple[List[ScriptRun], List[Optional[ArrayTask]], List[str]]:
     """The runs to trace, their tasks, and what to say of the choice."""
     name, data = job_script(asked)
     chosen, notes = _tasks(asked, data)
-    args = () if asked.command else asked.words.line.script_args
+    args = () if asked.command else asked.raw.line.script_args
     return [script_run(name, data, args, asked.options, gpu, task) for task in chosen], chosen, notes
 
 
@@ -168,32 +146,19 @@ def _of_ranks(trace: Trace) -> Tuple[str, ...]:
     return tuple(notes)
 
 
-def with_summary(asked: Asked, trace: Trace) -> Asked:
-    """What is asked with the traced summary as the job's model."""
-    how = "traced before" if trace.cached else f"traced in {trace.traced.seconds:.0f} s"
-    words = asked.words
-    values = {key: value for key, value in words.own.values.items() if key != "trace"}
-    values["model"] = f"{os.path.basename(trace.run.name)} ({how}): {trace.summary.name or 'model'}"
-    return read_asked(words._replace(own=OwnOptions(values, words.own.spelled), summary=trace.summary))
+def whole_gpu_instead(asked: Submission) -> Submission:
+    """The submission where the script cannot be traced and its user wants a whole GPU then."""
+    return asked._replace(trace=False, settings=asked.settings.on_whole_gpu())
 
 
-def whole_gpu_instead(asked: Asked) -> Asked:
-    """What is asked where the script cannot be traced and its user wants a whole GPU then."""
-    words = asked.words
-    spelled: Callable[[str], str] = words.own.spelled
-    values = {**words.own.values, "trace": "no", "exclusive-gpu": "yes"}
-    own = OwnOptions(values, lambda key: spelled("trace-or" if key == "exclusive-gpu" else key))
-    return read_asked(words._replace(own=own))
-
-
-def _instead(asked: Asked, error: TargetError) -> AfterTrace:
+def _instead(asked: Submission, error: TargetError) -> AfterTrace:
     spelled = asked.settings.spelled("trace-or")
     if asked.settings.trace_or != "whole-gpu":
         raise TargetError(f"{error}\nNothing was submitted. Use {spelled} whole-gpu to submit it anyway.")
     return AfterTrace(whole_gpu_instead(asked), notes=(f"not traced: {error}",))
 
 
-def job_script(asked: Asked) -> Tuple[str, bytes]:
+def job_script(asked: Submission) -> Tuple[str, bytes]:
     """The script's name and text; with --wrap the text that sbatch makes of it."""
     script: Optional[BatchScript] = asked.script
     if script is not None:
@@ -210,14 +175,14 @@ def job_script(asked: Asked) -> Tuple[str, bytes]:
     )
 
 
-def _limits(asked: Asked) -> Limits:
+def _limits(asked: Submission) -> Limits:
     site = asked.config.trace
     return Limits(
         seconds=asked.settings.trace_limit_s or site.time_limit_s, memory_mib=site.memory_mib, cpus=site.cpus
     )
 
 
-def _tasks(asked: Asked, data: bytes) -> Tuple[List[Optional[ArrayTask]], List[str]]:
+def _tasks(asked: Submission, data: bytes) -> Tuple[List[Optional[ArrayTask]], List[str]]:
     """The tasks of an array that are traced, and what to say of the choice."""
     array = asked.options.get("array")
     choice = asked.settings.text("trace-tasks")
@@ -243,7 +208,7 @@ def _tasks(asked: Asked, data: bytes) -> Tuple[List[Optional[ArrayTask]], List[s
     return [ArrayTask(task, tasks) for task in chosen], notes
 
 
-def _listed(asked: Asked, choice: str, tasks: Sequence[int]) -> Tuple[int, ...]:
+def _listed(asked: Submission, choice: str, tasks: Sequence[int]) -> Tuple[int, ...]:
     spelled = asked.settings.spelled("trace-tasks")
     try:
         listed = array_tasks(choice)

@@ -11,12 +11,12 @@ from typing import Any, Dict, List
 
 import pytest
 
-from slurm_gpumem.calibration.context import calibration, put_entry, run_probe
-from slurm_gpumem.calibration.context_probe import ROUNDING_CHECK
-from slurm_gpumem.calibration.nvml import GpuIdentity, GpuReading
-from slurm_gpumem.calibration.process_memory import OwnMemory, open_source
 from slurm_gpumem.errors import CalibrationError
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.site.calibration.context import calibration, put_entry, run_probe
+from slurm_gpumem.site.calibration.context_probe import ROUNDING_CHECK
+from slurm_gpumem.site.calibration.nvml import GpuIdentity, GpuReading
+from slurm_gpumem.site.calibration.process_memory import OwnMemory, open_source
 
 
 def _probe(**changes: Any) -> Dict[str, Any]:
@@ -170,7 +170,7 @@ def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
 
 _RUN_PROBE = (
     "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; "
-    "from slurm_gpumem.calibration.context_probe import main; sys.exit(main(sys.argv[1:]))"
+    "from slurm_gpumem.site.calibration.context_probe import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

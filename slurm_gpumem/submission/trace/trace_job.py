@@ -20,14 +20,14 @@ from typing import NamedTuple
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.asked import Asked, Workload
 from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.needs import estimate_needs
 from slurm_gpumem.submission.reach import Reach
 from slurm_gpumem.submission.sbatch_call import PlannedCall
+from slurm_gpumem.submission.submission import Submission, Workload
 
-_ROOT = str(Path(__file__).resolve().parents[2])
-_INSIDE = "slurm_gpumem.jobtrace.in_trace_job"
+_ROOT = str(Path(__file__).resolve().parents[3])
+_INSIDE = "slurm_gpumem.submission.trace.in_trace_job"
 OUTPUT = "gpumem-trace-%j.out"
 _MORE_MIB, _MORE_S = 512, 120
 """Of the trace job beyond the traced script's own limits."""
@@ -41,7 +41,7 @@ class Deferred(NamedTuple):
     """Whether the real job is to be cancelled where the trace fails."""
 
 
-def deferred_trace(asked: Asked, data: bytes, traces: int) -> Deferred:
+def deferred_trace(asked: Submission, data: bytes, traces: int) -> Deferred:
     """The trace job of what is asked."""
     site, options = asked.config.trace, asked.options
     if options.any_of("clusters"):
@@ -65,13 +65,13 @@ def deferred_trace(asked: Asked, data: bytes, traces: int) -> Deferred:
     return Deferred(SbatchCall((SBATCH, *words), unset, script), asked.settings.trace_or == "stop")
 
 
-def whole_until_traced(asked: Asked, reach: Reach) -> Plan:
+def whole_until_traced(asked: Submission, reach: Reach) -> Plan:
     """The real job's plan: all shards of a GPU, which the trace job makes fewer."""
     by_shards = reach._replace(gpu_keeps_off_shards=False)
     return choose_request(asked, Workload(), by_shards, estimate_needs(asked, Workload(), by_shards))
 
 
-def behind(planned: PlannedCall, asked: Asked, trace_job: int, *, stop: bool) -> SbatchCall:
+def behind(planned: PlannedCall, asked: Submission, trace_job: int, *, stop: bool) -> SbatchCall:
     """The real job's call, after the trace job."""
     own = asked.options.get("dependency")
     kind = "afterok" if stop else "afterany"
@@ -84,14 +84,14 @@ def behind(planned: PlannedCall, asked: Asked, trace_job: int, *, stop: bool) ->
     return call._replace(argv=(*call.argv[:at], *more, *call.argv[at:]), script_at=place)
 
 
-def _script_of(asked: Asked, data: bytes) -> bytes:
+def _script_of(asked: Submission, data: bytes) -> bytes:
     """The trace job's script: all that it needs is in it, so no folder has to be shared."""
-    line, script = asked.words.line, asked.script
+    line, script = asked.raw.line, asked.script
     words = [word for option in line.options if not option.ours for word in option.words]
     told = {
         "options": words,
         "args": line.script_args,
-        "own": dict(asked.words.own.values),
+        "own": dict(asked.raw.own.values),
         "name": None if script is None else script.name,
         "data": base64.b64encode(data).decode(),
         "folder": os.getcwd(),

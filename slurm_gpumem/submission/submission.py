@@ -1,4 +1,4 @@
-"""What is asked: a job's own settings, its options for sbatch, and the model or memory that they name."""
+"""A submission: a job's own settings, its options for sbatch, and the model or memory that they name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, O
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.memory_line import MemoryLine
     from slurm_gpumem.estimators.types import TrainingJob
+    from slurm_gpumem.submission.trace.result import Trace
     from slurm_gpumem.summaries.types import ModelSummary
 
 NOTHING_ASKED = "no model, memory line or amount of GPU memory is given"
 HETEROGENEOUS = "a heterogeneous job keeps its GPUs as they are; nothing was estimated"
 
 
-class JobWords(NamedTuple):
-    """A job as it was handed over: words for sbatch, our options, its script."""
+class RawInput(NamedTuple):
+    """A job as it was handed over: the command line for sbatch, our options, its script."""
 
     line: CommandLine
     own: OwnOptions
@@ -40,10 +41,10 @@ class JobWords(NamedTuple):
     """A Python caller's own; then "model" among the options is its name."""
 
 
-class Asked(NamedTuple):
+class Submission(NamedTuple):
     """What a job asks for."""
 
-    words: JobWords
+    raw: RawInput
     settings: JobSettings
     config: Config = Config()
     options: Wishes = Wishes({})
@@ -57,19 +58,21 @@ class Asked(NamedTuple):
     """Whether its script is to be traced before anything is decided."""
     not_estimated: str = ""
     """Why its peak is not estimated, as a trace found; then it keeps whole GPUs."""
+    traced: Optional[Trace] = None
+    """Its traced script, in place of a model, a memory line or a size."""
     goes_unchanged: str = ""
     """Why the job goes to sbatch as it is; empty when its share of a GPU is to be decided."""
 
     @property
     def script(self) -> Optional[BatchScript]:
         """The job's script."""
-        return self.words.script
+        return self.raw.script
 
     @property
     def command(self) -> Tuple[str, ...]:
         """What srun is to run; empty for a batch job and for salloc without one."""
-        line = self.words.line
-        return () if self.words.program == SBATCH or line.script is None else (line.script, *line.script_args)
+        line = self.raw.line
+        return () if self.raw.program == SBATCH or line.script is None else (line.script, *line.script_args)
 
     @property
     def observed(self) -> bool:
@@ -102,14 +105,14 @@ class Workload(NamedTuple):
         return source.fingerprint if source else None
 
 
-def read_asked(words: JobWords) -> Asked:
+def read_submission(raw: RawInput) -> Submission:
     """Put together what a job asks for; UsageError when its parts do not make sense together."""
-    script = words.script
+    script = raw.script
     directives = (
         read_directives(script, (*JOB_KEYS, MEMORY_LINE), JOB_SWITCHES) if script else Directives((), ())
     )
     by_environment = any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM", "GPUMEM_TRACE"))
-    nothing_said = not (words.own.values or directives.found or by_environment)
+    nothing_said = not (raw.own.values or directives.found or by_environment)
     try:
         config = load_config()
     except ConfigError as error:
@@ -117,11 +120,11 @@ def read_asked(words: JobWords) -> Asked:
             raise
         # A wrong file keeps nobody from sbatch.
         config = Config(warnings=(str(error),))
-    settings = JobSettings({}, spelled=words.own.spelled)
-    if not nothing_said:
+    settings = JobSettings({}, spelled=raw.own.spelled)
+    if not nothing_said or config.trace.default:
         # Otherwise nothing is for us, whatever a configuration file presets.
         settings = job_settings(
-            config, directives.found, os.environ, words.own, script=script.path if script else None
+            config, directives.found, os.environ, raw.own, script=script.path if script else None
         )
     both = settings.contradiction()
     warnings = (*config.warnings, *directives.warnings, *((both,) if both else ()))
@@ -129,32 +132,38 @@ def read_asked(words: JobWords) -> Asked:
     by_default = config.trace.default and not settings.says_trace
     if not asks and not by_default and not nothing_said:
         warnings += _useless_settings(settings)
-    if asks and script is not None:
-        check_script(script)
-    in_script = script.options(sbatch_table(), words.more_options) if script else ()
-    variables = input_variables(words.program)
-    options = merge_wishes(words.line.options, os.environ, in_script, variables)
+    in_script = script.options(sbatch_table(), raw.more_options) if script else ()
+    options = merge_wishes(raw.line.options, os.environ, in_script, input_variables(raw.program))
     gpus = gpu_wish(options, script)
-    in_force = job_environment(os.environ, script, options)
-    if asks:
-        from slurm_gpumem.submission.job_torch import torch_of_job
-
-        seen = torch_of_job(os.environ, script, options)
-        in_force = in_force._replace(found={**({"torch": seen} if seen else {}), **in_force.found})
-        settings = settings.under(in_force)
-        warnings += in_force.remarks
-    several = words.line.het_job or (script is not None and script.het_job)
-    asked = Asked(words, settings, config, options, gpus, warnings)
-    if asks:
-        return asked._replace(trace=settings.trace, goes_unchanged=HETEROGENEOUS if several else "")
-    runs = script is not None or options.any_of("wrap") or bool(asked.command)
-    if several or not runs or gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres:
-        # There is no one GPU that it could share.
-        return asked._replace(goes_unchanged=NOTHING_ASKED)
-    return asked._replace(trace=by_default, learns=not by_default)
+    several = raw.line.het_job or (script is not None and script.het_job)
+    found = Submission(raw, settings, config, options, gpus, warnings)
+    if not asks:
+        runs = script is not None or options.any_of("wrap") or bool(found.command)
+        if several or not runs or gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres:
+            # There is no one GPU that it could share.
+            return found._replace(goes_unchanged=NOTHING_ASKED)
+        if not by_default:
+            return found._replace(learns=True)
+    if script is not None:
+        check_script(script)
+    return _in_its_environment(found)._replace(
+        trace=settings.trace or not asks, goes_unchanged=HETEROGENEOUS if several else ""
+    )
 
 
-def read_workload(asked: Asked) -> Workload:
+def _in_its_environment(asked: Submission) -> Submission:
+    """With what the job's environment says: variables that are set for it, the PyTorch that it will use."""
+    from slurm_gpumem.submission.job_torch import torch_of_job
+
+    in_force = job_environment(os.environ, asked.script, asked.options)
+    torch = torch_of_job(os.environ, asked.script, asked.options)
+    in_force = in_force._replace(found={**({"torch": torch} if torch else {}), **in_force.found})
+    return asked._replace(
+        settings=asked.settings.under(in_force), warnings=(*asked.warnings, *in_force.remarks)
+    )
+
+
+def read_workload(asked: Submission) -> Workload:
     """What the memory is for; wrong names and values are errors before Slurm is asked anything."""
     settings = asked.settings
     if settings.gpu:
@@ -162,7 +171,8 @@ def read_workload(asked: Asked) -> Workload:
 
         find_gpu(settings.gpu)
     settings.check()
-    if settings.model is None:
+    summary = asked.traced.summary if asked.traced else asked.raw.summary
+    if settings.model is None and asked.traced is None:
         line = settings.memory_line
         return Workload(
             line=line, line_batch=settings.line_batch(line) if line else 0, mem_mib=settings.mem_mib
@@ -171,7 +181,7 @@ def read_workload(asked: Asked) -> Workload:
     from slurm_gpumem.summaries.reader import read_summary
 
     resolved = resolve_job(
-        asked.words.summary or read_summary(settings.model),
+        summary or read_summary(settings.model or ""),
         settings.stated_training(),
         presets=settings.presets(),
         input=settings.text("input"),

@@ -1,6 +1,6 @@
 """One process of `gpumem calibrate`: load libraries one after the other and report what each adds.
 
-    python -m slurm_gpumem.calibration.context_probe conv matmul
+    python -m slurm_gpumem.site.calibration.context_probe conv matmul
 
 prints one JSON object: for each stage ("bare", then those named) the process's memory outside the
 allocator in MiB; the cuBLAS workspaces; whether the allocator rounds as simulated. It is a separate
@@ -16,8 +16,8 @@ import os
 import sys
 from typing import Any, Dict, List, Tuple
 
-from slurm_gpumem.calibration.process_memory import GpuSource, OwnMemory, open_source
 from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
+from slurm_gpumem.site.calibration.process_memory import GpuSource, OwnMemory, open_source
 from slurm_gpumem.units import MIB
 
 _STEPS = 3
@@ -91,7 +91,6 @@ def _measure(torch: Any, stages: List[str], memory: OwnMemory, source: GpuSource
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "cudnn": str(torch.backends.cudnn.version()),
-        "loading": os.environ.get("CUDA_MODULE_LOADING", "").lower(),
         "alloc_conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
     }
 

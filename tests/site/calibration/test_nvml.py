@@ -8,8 +8,8 @@ from typing import Any, List
 
 import pytest
 
-from slurm_gpumem.calibration.nvml import GPM_METRICS, GpuIdentity, GpuReading, NvmlGpu
-from slurm_gpumem.calibration.process_memory import open_source
+from slurm_gpumem.site.calibration.nvml import GPM_METRICS, GpuIdentity, GpuReading, NvmlGpu
+from slurm_gpumem.site.calibration.process_memory import open_source
 from slurm_gpumem.units import MIB
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional
 
 from slurm_gpumem.files import keep_newest, read_plain, write_atomic
-from slurm_gpumem.jobtrace.batch_script import ScriptRun
+from slurm_gpumem.submission.trace.batch_script import ScriptRun
 from slurm_gpumem.tracing.script.run import TracedScript
 from slurm_gpumem.units import MIB
 from slurm_gpumem.xdg import cache_path
@@ -78,7 +78,7 @@ def _path(run: ScriptRun) -> Path:
 
 def _tracer() -> List[str]:
     """Which tracer this is: its files, so that another one traces again."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     files = sorted([*package.glob("tracing/**/*.py"), *package.glob("injected/*.py")])
     return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
 

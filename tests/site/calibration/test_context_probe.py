@@ -8,11 +8,11 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.calibration import context_probe as calibrate_probe
-from slurm_gpumem.calibration.context import calibration
-from slurm_gpumem.calibration.nvml import GpuIdentity, GpuReading
-from slurm_gpumem.calibration.process_memory import OwnMemory
 from slurm_gpumem.estimators.allocator import CachingAllocator
+from slurm_gpumem.site.calibration import context_probe as calibrate_probe
+from slurm_gpumem.site.calibration.context import calibration
+from slurm_gpumem.site.calibration.nvml import GpuIdentity, GpuReading
+from slurm_gpumem.site.calibration.process_memory import OwnMemory
 from slurm_gpumem.units import MIB
 
 torch = pytest.importorskip("torch")

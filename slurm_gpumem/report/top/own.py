@@ -1,7 +1,7 @@
 """One's own jobs: Slurm says which and where, each node's live file what they use.
 
-On the node itself the file is read as it is. From anywhere else one step in a job of ours there reads it:
-nodes have no port of ours that one could ask, and most have no file system that root may write to.
+On the node itself the file is read directly. From elsewhere a step in one of the user's jobs there reads it:
+nodes have no port to ask, and most have no shared file system that root may write to.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Dict, List, Optional, Tuple
 from slurm_gpumem.config.node import NodeConfig, nodes_are_here, run_dir
 from slurm_gpumem.formats.own_live import OwnJob, OwnLive, own_live_from, read_own_live
 from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.report.top.types import TopJob, View
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.running import RunningJob, running_gpu_jobs
 from slurm_gpumem.slurm.steps import FileOnNode
-from slurm_gpumem.top.types import TopJob, View
 
 _QUEUE_EVERY_S = 10.0
 _STALE_S = 15.0

@@ -25,14 +25,14 @@ from slurm_gpumem.formats.job_record import (
 )
 from slurm_gpumem.formats.live import Live, read_live
 from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.report.top.own import accepted, queued_row
+from slurm_gpumem.report.top.types import TopGpu, TopJob, View
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import parse_gres, units_per_gpu
 from slurm_gpumem.slurm.nodes import ask_nodes
 from slurm_gpumem.slurm.placement import Placement
 from slurm_gpumem.slurm.running import RunningJob, placed, running_gpu_jobs
 from slurm_gpumem.text import count
-from slurm_gpumem.top.own import accepted, queued_row
-from slurm_gpumem.top.types import TopGpu, TopJob, View
 
 _QUEUE_EVERY_S = 10.0
 _MOST_PLACED = 64

@@ -3,5 +3,5 @@
     before_submission → cache (known already?) → batch_script (this node) or trace_job (in a short Slurm job)
 
 The script runs as Slurm would start it, under the tracer of tracing/script and in its private copy of the
-files; `stand_ins` takes the place of srun, mpirun, nvidia-smi and of what would act on the cluster.
+files; `stubs` takes the place of srun, mpirun, nvidia-smi and of what would act on the cluster.
 """
