@@ -81,3 +81,13 @@ def list_paths(names: Sequence[str]) -> List[Path]:
         if not path.exists():
             raise UsageError(f"{path} is no file and no list; lists: {', '.join(LISTS)}")
     return paths
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A script that is ready to start."""
+
+    command: List[str]
+    folder: Path
+    environment: Dict[str, str]
+    job: Mapping[str, Any]

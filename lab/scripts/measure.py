@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 from lab.scripts.gpu_memory import gpu_facts, process_peaks
-from lab.scripts.run import Prepared
+from lab.scripts.lists import Prepared
 
 _POLL_S = 0.02
 

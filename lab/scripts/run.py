@@ -20,30 +20,19 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from lab.command import exit_code
 from lab.networks.jobs import job_of
-from lab.scripts.lists import HERE, LISTS, Script, list_paths, load_list
+from lab.scripts.lists import HERE, LISTS, Prepared, Script, list_paths, load_list
 
 Row = Dict[str, Any]
-Work = Callable[["Prepared", argparse.Namespace], Row]
+Work = Callable[[Prepared, argparse.Namespace], Row]
 KINDS = {"trace": "traced", "measure": "measured", "texts": "texts"}
 """What a row of each command is called; a script that is traced once more has rows of the kind "again"."""
 SECONDS = {"trace": 120.0, "measure": 40.0, "texts": 150.0}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A script that is ready to start."""
-
-    command: List[str]
-    folder: Path
-    environment: Dict[str, str]
-    job: Mapping[str, Any]
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -6,7 +6,7 @@ import json
 import subprocess
 from typing import Any, Dict
 
-from lab.scripts.run import Prepared
+from lab.scripts.lists import Prepared
 
 
 def texts(script: Prepared, seconds: float) -> Dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List
 
-from lab.scripts.run import Prepared
+from lab.scripts.lists import Prepared
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.tracing.script.run import Limits, State, trace_command

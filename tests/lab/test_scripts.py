@@ -14,7 +14,7 @@ import pytest
 from lab.ground_truth import open_text
 from lab.places import SCRIPT_ROWS
 from lab.scripts import measure, run, score
-from lab.scripts.lists import HERE, LISTS, Script, load_list
+from lab.scripts.lists import HERE, LISTS, Prepared, Script, load_list
 from slurm_gpumem.errors import UsageError
 
 HALVES = [(name, f"{name}-blind") for name in ("third", "fourth", "fifth")]
@@ -133,7 +133,7 @@ def test_a_measured_run_says_when_it_took_its_first_optimizer_step(
         "began = time.time() - float(os.environ['GPUMEM_SCRIPTS_STARTED']);"
         "json.dump({'reserved': 5, 'first_step': began}, open(where + '.1', 'w'))"
     )
-    row = measure.measured(run.Prepared([sys.executable, "-c", script], tmp_path, dict(os.environ), {}), 60.0)
+    row = measure.measured(Prepared([sys.executable, "-c", script], tmp_path, dict(os.environ), {}), 60.0)
     assert row["run_code"] == 0
     assert 0 <= row["start_seconds"] <= row["run_seconds"] + 0.1  # which is rounded
 
