@@ -1,6 +1,6 @@
 """Record what single operators allocate on a GPU, forward and backward, block by block.
 
-    python -m lab.probe.operators --out DIR [--timm | --narrow | --powers | --between FILE]
+    python -m lab.probe.operators --out DIR [--timm | --narrow | --powers]
 
 One JSON line a case: the case itself, `forward` and `backward` as lists of bytes in the order of events,
 positive for an allocation and negative for its release; or `error`. The first line tells the machine.
@@ -26,7 +26,7 @@ from lab.device import describe_device
 from lab.ground_truth import open_text
 from lab.probe.cases import Case, all_cases, case_of, forward_of, timm_cases
 from lab.probe.narrow import narrow_cases
-from lab.probe.powers import between_cases, power_cases
+from lab.probe.powers import power_cases
 from slurm_gpumem.errors import UsageError
 
 MAX_EVENTS = 1_000_000
@@ -119,12 +119,6 @@ def main(argv: Optional[List[str]] = None) -> int:
     which.add_argument("--timm", action="store_true", help="the convolutions of timm's models instead")
     which.add_argument("--narrow", action="store_true", help="narrow ones over many samples instead")
     which.add_argument("--powers", action="store_true", help="all convolutions at powers of two instead")
-    which.add_argument(
-        "--between",
-        type=Path,
-        metavar="FILE",
-        help="those of this file halfway between powers of two that differ instead",
-    )
     parser.add_argument("--skip", type=Path, metavar="FILE", help="leave out what this file has already")
     options = parser.parse_args(argv)
     asked = ((options.timm, timm_cases), (options.narrow, narrow_cases), (options.powers, power_cases))
@@ -132,8 +126,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     def left() -> List[Case]:
         done = {_mark(case_of(row)) for row in _rows(options.skip)} if options.skip else set()
-        cases = between_cases(_rows(options.between)) if options.between else make(options.seed)
-        return [case for case in cases if _mark(case) not in done]
+        return [case for case in make(options.seed) if _mark(case) not in done]
 
     return exit_code(lambda: run(options.out, options.limit_seconds, options.jobs, left()))
 

@@ -128,8 +128,7 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
     start = row.get("start_seconds")
     return Judged(
         name=str(row["name"]),
-        # Workspaces that cuDNN tries for a moment are over between two looks at the process.
-        need=max(round(row["process_bytes"] / MIB), reserved + context),
+        need=measured_need(row, context),
         peak=row["peak_mib"] if noted else made.peak_mib,
         request=row["request_mib"] if noted else made.request_mib,
         reserved=reserved,
@@ -139,6 +138,12 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
         beyond=max(0.0, seconds - start) if start else None,
         phases=[name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")],
     )
+
+
+def measured_need(row: Row, context: int) -> int:
+    """MiB that the process had at most."""
+    # Workspaces that cuDNN tries for a moment are over between two looks at the process.
+    return max(round(row["process_bytes"] / MIB), round(row["reserved_bytes"] / MIB) + context)
 
 
 def lines(rows: Sequence[Row], gpu: str, as_traced: bool = False) -> List[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator_settings import AllocatorSettings, allocator_settings
@@ -17,8 +17,8 @@ from slurm_gpumem.estimators.traced.learned import (
     requests_of,
     spread_of,
 )
+from slurm_gpumem.estimators.traced.lengths import room
 from slurm_gpumem.estimators.traced.older_torch import in_version
-from slurm_gpumem.estimators.traced.orders import growth_by_order
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.trees import Correction
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
@@ -97,13 +97,8 @@ def estimate_trace(
         spread = _spread(trace, timeline, job.batch_size, gpu, correction, settings)
         asked = requests_of(float(peak - moved), spread, job.batch_size, wide)
         requests, coverage = tuple(max(peak, at + moved) for at in asked), wide.coverage
-    varied = _growth_by_order(trace, timeline.sizes, settings)
-    if varied:
-        middle, most = (max(0, varied[at]) // MIB for at in (len(varied) // 2, -1))
-        request = max(request + middle, peak + most)
-        requests = tuple(max(at + middle, peak + most) for at in requests)
-        parts["fragmentation"] += middle
-        peak += middle
+    varied = room(trace, peak - context, settings)
+    request, requests = request + varied, tuple(at + varied for at in requests)
     if timeline.tried:
         tried = round(timeline.tried * BEYOND / MIB) + context
         request = max(request, tried)
@@ -123,7 +118,7 @@ def estimate_trace(
         gpu=gpu.name,
         job=job,
         warnings=(*warnings, *_warnings(trace, job)),
-        assumptions=(_WAYS[trace.way], *_order_words(timeline, varied), *trace.remarks),
+        assumptions=(_WAYS[trace.way], *_length_words(varied), *trace.remarks),
         coverage=coverage,
         requests=requests,
         group=GROUP if requests else "",
@@ -186,18 +181,12 @@ def _beyond_tries(timeline: Timeline) -> str:
     )
 
 
-_growth_by_order = lru_cache(maxsize=2)(growth_by_order)
-
-
-def _order_words(timeline: Timeline, varied: Sequence[int]) -> Tuple[str, ...]:
-    """What the order of batches was found to do."""
-    if not varied or varied[-1] <= 0:
+def _length_words(varied: int) -> Tuple[str, ...]:
+    if not varied:
         return ()
-    own = timeline.stats.peak_reserved
-    least, most = (round((own + max(0, varied[at])) / MIB) for at in (0, -1))
     return (
-        f"batches of many lengths: depending on their order PyTorch reserves {least:,} to {most:,} MiB, as "
-        f"{len(varied)} trainings show; the middle one counts, and the request has room for the largest",
+        "batches of many lengths: how much PyTorch keeps of them depends on their order, for which the "
+        f"request has {varied:,} MiB",
     )
 
 
