@@ -25,7 +25,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.structural import workspaces as structural
 from slurm_gpumem.estimators.traced import estimator as traced
 from slurm_gpumem.estimators.traced import replay
-from slurm_gpumem.estimators.workspaces import convolutions
+from slurm_gpumem.estimators.workspaces import convolutions, fourier
 
 BLIND = ("blind", "fresh", "third-blind", "fourth-blind", "fifth-blind", "sixth")
 
@@ -52,7 +52,7 @@ class Job:
 
 
 MECHANISMS: Dict[str, Mechanism] = {
-    "Fourier predictor": Mechanism(convolutions.fourier, "share", lambda *_: 0.0, '"uses_conv":true'),
+    "Fourier predictor": Mechanism(fourier, "share", lambda *_: 0.0, '"uses_conv":true'),
     "room for batch lengths": Mechanism(traced, "room", lambda *_: 0),
     "products of 1-D layers": Mechanism(convolutions, "_sums_products", lambda *_: False, '"uses_conv":true'),
     "autotuning": Mechanism(replay, "_tries", lambda *_: (0, 0), '"benchmark":true'),

@@ -10,7 +10,7 @@ largest growth, rounded up to whole percents.
 from __future__ import annotations
 
 import argparse
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
 from lab.command import exit_code
 from lab.scripts.run import LISTS
@@ -30,7 +30,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     return exit_code(lambda: _print(args.lists or DEVELOPMENT))
 
 
-def _print(lists: List[str]) -> int:
+def _print(lists: Sequence[str]) -> int:
     print("script                          need    peak  reserved beyond the trace")
     most = 0.0
     for row in (row for name in lists for row in load([name])):
