@@ -21,7 +21,7 @@
 # make dist    wheel and source archive for PyPI, in dist
 # make test-packages   build them, install, upgrade and remove them in clean Debian 12 and 13 (as root, minutes)
 # make lint    ruff, mypy --strict, shellcheck, luac
-# make fit     fit the learned correction on the measured runs in lab/data (a few minutes)
+# make fit     fit similar models and margins on the measured runs in lab/data (a few minutes)
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpumemnet  train the published estimators of memory on computed labels (half an hour of one core)
@@ -214,14 +214,12 @@ accuracy: $(BIN)/gpumem
 ablations: $(BIN)/gpumem
 	@$(BIN)/python -m lab.ablations $(ARGS)
 
-# Sums over sets depend on the order of hashes in their last digit: the same fit is to be the same file.
-fit: setup-train
-	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m lab.fit.correction
-	@$(BIN)/python -m lab.fit.widths
+fit: $(BIN)/gpumem
+	@$(BIN)/python -m lab.fit.similar_models $(ARGS)
+	@$(BIN)/python -m lab.fit.margins $(ARGS)
 
 fit-workspaces: setup-train
 	@$(BIN)/python -m lab.fit.workspaces
-	@$(BIN)/python -m lab.fit.fourier
 
 fit-utilization: setup-train
 	@$(BIN)/python -m lab.fit.interference

@@ -1,6 +1,6 @@
 """Record what single operators allocate on a GPU, forward and backward, block by block.
 
-    python -m lab.probe.operators --out DIR [--timm | --narrow | --powers]
+    python -m lab.probe.operators --out DIR [--timm | --powers]
 
 One JSON line a case: the case itself, `forward` and `backward` as lists of bytes in the order of events,
 positive for an allocation and negative for its release; or `error`. The first line tells the machine.
@@ -25,7 +25,6 @@ from lab.command import exit_code
 from lab.device import describe_device
 from lab.ground_truth import open_text
 from lab.probe.cases import Case, all_cases, case_of, forward_of, timm_cases
-from lab.probe.narrow import narrow_cases
 from lab.probe.powers import power_cases
 from slurm_gpumem.errors import UsageError
 
@@ -117,11 +116,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=5)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--timm", action="store_true", help="the convolutions of timm's models instead")
-    which.add_argument("--narrow", action="store_true", help="narrow ones over many samples instead")
     which.add_argument("--powers", action="store_true", help="all convolutions at powers of two instead")
     parser.add_argument("--skip", type=Path, metavar="FILE", help="leave out what this file has already")
     options = parser.parse_args(argv)
-    asked = ((options.timm, timm_cases), (options.narrow, narrow_cases), (options.powers, power_cases))
+    asked = ((options.timm, timm_cases), (options.powers, power_cases))
     make = next((cases for wanted, cases in asked if wanted), all_cases)
 
     def left() -> List[Case]:

@@ -143,7 +143,8 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
 def measured_need(row: Row, context: int) -> int:
     """MiB that the process had at most."""
     # Workspaces that cuDNN tries for a moment are over between two looks at the process.
-    return max(round(row["process_bytes"] / MIB), round(row["reserved_bytes"] / MIB) + context)
+    process, reserved = float(row["process_bytes"]), float(row["reserved_bytes"])
+    return max(round(process / MIB), round(reserved / MIB) + context)
 
 
 def lines(rows: Sequence[Row], gpu: str, as_traced: bool = False) -> List[str]:

@@ -67,9 +67,9 @@ def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
         return None
     if not summary.has_shapes:
         return Unseen(1.0, (summary.name,) if summary.name else (), no_shapes=True)
-    from slurm_gpumem.estimators.corrected.unseen import unseen
+    from slurm_gpumem.estimators.corrected.custom_forward import custom_forward
 
-    return unseen(summary)
+    return custom_forward(summary)
 
 
 def by_trace(estimate: Estimate) -> bool:

@@ -291,7 +291,7 @@ class Estimate:
     workspace_doubt_mib: int = 0
     """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
     group: str = ""
-    """The group of jobs whose measured needs decide the doubt (models/widths.json); "" where none does."""
+    """The group of jobs whose measured needs decide the margin (models/margins.json); "" where none does."""
     wanted_mib: Optional[int] = None
     """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
     base: Optional[Tuple[int, int]] = None

@@ -4,7 +4,6 @@ cuDNN's fast kernels need channels last and aligned channels: for other layouts 
 weight into their workspace; gradients of weights are summed in parts. cuDNN picks the kernel by its own
 heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
 (lab/fit/workspaces.py), predict which of these sums a call needs; the median of their answers counts.
-Gradients of weights by Fourier transforms have trees of their own (fourier.py).
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, prod
+from statistics import median
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.columns import read_as
 from slurm_gpumem.estimators.workspaces.tree import COLUMNS, Tree, trees_of
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution, evaluate
@@ -28,7 +27,6 @@ ALIGNMENT_BYTES = 16
 GROUP_ALIGNMENT = 32
 """... and those of one group of several to this many channels."""
 
-ANSWERS = ("least", "middle", "most")
 PRODUCTS_FROM, PRODUCTS_ALIGNED_FROM, PRODUCTS_HALF_TO = 256, 64, 256
 """Channels on the narrow side of a 1-D kernel of one tap: from 256 all measured gradients of its weight are a
 product for each sample in single precision. From 64 on nearly all are, in single precision and up to 256 in
@@ -83,24 +81,21 @@ class Forest:
     trees: Tuple[Tree, ...]
     beyond: Tree
 
-    def answers(self, values: Sequence[float], bases: Sequence[float]) -> List[int]:
-        """Bytes predicted by each of the trees, the least first."""
-        return sorted(int(tree.bytes(values, bases, self.beyond)) for tree in self.trees)
+    def answer(self, values: Sequence[float], bases: Sequence[float]) -> int:
+        """Bytes: the median of the trees."""
+        return int(median(tree.bytes(values, bases, self.beyond) for tree in self.trees))
 
 
-def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
-    """Bytes of the workspace at a batch size; "least" and "most" of the answers show how certain it is."""
+def workspace_bytes(convolution: Convolution, batch: int) -> int:
+    """Bytes of the workspace at a batch size."""
     rows = evaluate(convolution.batch, batch)
-    return _answers(convolution.call, _of_any_call(convolution), rows)[ANSWERS.index(answer)]
+    return _bytes(convolution.call, _of_any_call(convolution), rows)
 
 
-def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
-    """The workspaces of all three calls at once: forward, the input's gradient, the weight's gradient.
-
-    For estimates from texts, whose correction was fitted without Fourier transforms and does without them.
-    """
+def all_workspace_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
+    """The workspaces of all three calls: forward, the input's gradient, the weight's gradient."""
     asked = _of_any_call(convolution)
-    forward, of_input, of_weight = (_usual(call, asked, rows)[1] for call in CALLS)
+    forward, of_input, of_weight = (_bytes(call, asked, rows) for call in CALLS)
     return forward, of_input, of_weight
 
 
@@ -111,26 +106,10 @@ def _of_any_call(convolution: Convolution) -> Convolution:
 
 
 @lru_cache(maxsize=4096)
-def _answers(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
-    whole = fourier.weight_bytes(convolution, rows) if call == "weight" else 0
-    if not whole:
-        return _usual(call, convolution, rows)
-    asked = Call(convolution, rows)
-    share = fourier.share(_numbers(convolution, rows)[0], whole, asked.data + asked.output)
-    if share <= fourier.FROM:
-        return _usual(call, convolution, rows)
-    least = whole if share == 1 else min(whole, _usual(call, convolution, rows)[0])
-    return least, whole, whole
-
-
-@lru_cache(maxsize=4096)
-def _usual(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
-    """What is needed without Fourier transforms."""
+def _bytes(call: str, convolution: Convolution, rows: int) -> int:
     if _sums_products(call, convolution, rows):
-        whole = rows * convolution.channels * convolution.outputs * BYTES["fp32"]
-        return whole, whole, whole
-    found = _forests()[call].answers(*_numbers(convolution, rows))
-    return found[0], found[len(found) // 2], found[-1]
+        return rows * convolution.channels * convolution.outputs * BYTES["fp32"]
+    return _forests()[call].answer(*_numbers(convolution, rows))
 
 
 def _sums_products(call: str, c: Convolution, rows: int) -> bool:

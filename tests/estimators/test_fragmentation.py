@@ -1,4 +1,4 @@
-"""Batches of many lengths, in other orders than the traced one."""
+"""Batches of many lengths: what a request adds for fragmentation."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import List, Sequence
 
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
-from slurm_gpumem.estimators.traced.learned import packaged
-from slurm_gpumem.estimators.traced.lengths import GROWTH, varies
+from slurm_gpumem.estimators.traced.fragmentation import GROWTH, varies
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
@@ -80,7 +79,7 @@ def test_a_summary_keeps_that_the_script_came_to_its_end() -> None:
 
 def estimated(trace: Trace, conf: str = "") -> Estimate:
     job = TrainingJob(batch_size=16, alloc_conf=conf)
-    return estimate_trace(trace, job, find_gpu("h200"), packaged())
+    return estimate_trace(trace, job, find_gpu("h200"))
 
 
 def test_the_request_has_room_for_other_orders_and_the_peak_is_the_traced_one() -> None:

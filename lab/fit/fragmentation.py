@@ -1,10 +1,10 @@
 """How much more jobs with batches of many lengths reserve than the few traced batches do.
 
-    python -m lab.fit.batch_lengths [LIST ...]
+    python -m lab.fit.fragmentation [LIST ...]
 
 Prints the scripts of these lists (default: those that are not blind) whose traces have batches of many
-lengths, and what was reserved beside what the trace shows. `GROWTH` of estimators/traced/lengths.py is the
-largest growth, rounded up to whole percents.
+lengths, and what was reserved beside what the trace shows. `GROWTH` of estimators/traced/fragmentation.py is
+the largest growth, rounded up to whole percents.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lab.command import exit_code
 from lab.scripts.run import LISTS
 from lab.scripts.score import load, measured_need
 from slurm_gpumem import estimate
-from slurm_gpumem.estimators.traced.lengths import varies
+from slurm_gpumem.estimators.traced.fragmentation import varies
 from slurm_gpumem.summaries.reader import read_summary
 
 DEVELOPMENT = ("finetune", "finetune-more", "first", "third", "fourth", "fifth")
@@ -24,7 +24,7 @@ DEVELOPMENT = ("finetune", "finetune-more", "first", "third", "fourth", "fifth")
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m lab.fit.batch_lengths", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.fit.fragmentation", description=__doc__)
     parser.add_argument("lists", nargs="*", metavar="LIST", help=f"of {', '.join(LISTS)}")
     args = parser.parse_args(argv)
     return exit_code(lambda: _print(args.lists or DEVELOPMENT))

@@ -1,4 +1,4 @@
-"""Batches of many lengths: what PyTorch reserves over a training, beyond the few batches that were traced.
+"""Fragmentation by batches of many lengths: what PyTorch reserves beyond the few batches that were traced.
 
 A batch that is longer than all before it finds no free block that is large enough: the allocator takes new
 segments, and what the shorter ones had is split among smaller tensors and stays. How much is reserved in the
@@ -19,7 +19,7 @@ MANY_LENGTHS = 5
 a GAN that take turns."""
 GROWTH = 0.09
 """Of all that is reserved: the largest growth that development lists of scripts show, rounded up
-(lab/fit/batch_lengths.py)."""
+(lab/fit/fragmentation.py)."""
 
 
 @lru_cache(maxsize=2)
@@ -38,6 +38,6 @@ def varies(trace: Trace) -> bool:
     return len(set(taken.values())) >= MANY_LENGTHS
 
 
-def room(trace: Trace, reserved: int, settings: AllocatorSettings) -> int:
-    """What a request has beyond what is reserved in the trace; segments that grow do not break up."""
+def fragmentation_mib(trace: Trace, reserved: int, settings: AllocatorSettings) -> int:
+    """What a request adds to what the trace reserves; expandable segments do not fragment."""
     return round(GROWTH * reserved) if not settings.expandable and varies(trace) else 0
