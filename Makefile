@@ -220,6 +220,7 @@ fit: $(BIN)/gpumem
 
 fit-workspaces: setup-train
 	@$(BIN)/python -m lab.fit.workspaces
+	@$(BIN)/python -m lab.fit.fourier
 
 fit-utilization: setup-train
 	@$(BIN)/python -m lab.fit.interference

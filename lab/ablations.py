@@ -31,7 +31,7 @@ from slurm_gpumem.estimators.corrected.similar import SimilarModels
 from slurm_gpumem.estimators.traced import estimator as traced
 from slurm_gpumem.estimators.traced import replay
 from slurm_gpumem.estimators.types import Unseen
-from slurm_gpumem.estimators.workspaces import convolutions
+from slurm_gpumem.estimators.workspaces import convolutions, fourier
 
 BLIND = ("blind", "fresh", "third-blind", "fourth-blind", "fifth-blind", "sixth")
 
@@ -84,6 +84,9 @@ MECHANISMS: Dict[str, Mechanism] = {
         ("traced/autotuning.py", "workspaces/benchmark.py"),
         needs='"benchmark":true',
     ),
+    "Fourier predictor": Mechanism(
+        fourier, "picked", lambda *_: False, ("workspaces/fourier.py",), needs='"uses_conv":true'
+    ),
     "convolutions": Mechanism(
         convolutions,
         "_bytes",
@@ -123,7 +126,16 @@ def without(name: str) -> Iterator[None]:
     """The estimate with this mechanism switched off."""
     off = MECHANISMS[name]
     with patch.object(off.owner, off.function, off.instead):
+        _forget()
         yield
+    _forget()
+
+
+def _forget() -> None:
+    """Answers that are kept were made with other mechanisms."""
+    for kept in (convolutions._bytes, convolutions._usual):
+        if hasattr(kept, "cache_clear"):
+            kept.cache_clear()
 
 
 def _script_jobs(lists: Sequence[str], names: Sequence[str]) -> Dict[str, List[Job]]:

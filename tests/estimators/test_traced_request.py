@@ -51,7 +51,8 @@ def test_the_margin_of_a_trace_follows_its_peak_and_no_rule_of_ours() -> None:
     assert margins == sorted(margins)
     shares = [margin / peak for margin, peak in zip(margins, peaks)]
     assert max(shares) < 0.15
-    assert all(later <= 1.02 * before for before, later in zip(shares, shares[1:]))
+    # What grows with the batch is less certain than the weights, so the share may rise a little.
+    assert all(later <= 1.05 * before for before, later in zip(shares, shares[1:]))
 
 
 def test_explain_names_the_part_that_makes_a_peak_jump() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, Dict, List, Tuple
 
 import pytest
 
 from lab.fit.workspace_files import to_bytes
-from lab.places import OPERATORS
+from lab.places import NARROW_CHECK, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem import estimate
 from slurm_gpumem.data import data_path
@@ -18,8 +19,10 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
+from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
-from slurm_gpumem.estimators.workspaces.convolutions import from_columns, workspace_bytes
+from slurm_gpumem.estimators.workspaces.columns import read_columns
+from slurm_gpumem.estimators.workspaces.convolutions import from_columns, usual_bytes, workspace_bytes
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import Convolution
 from slurm_gpumem.units import MIB
@@ -100,6 +103,75 @@ def _is_product(case: MeasuredCall) -> bool:
 def is_such(c: Convolution) -> bool:
     plain = (c.call, c.dtype, c.kernel, c.stride, c.groups) == ("weight", "fp32", (1,), (1,), 1)
     return plain and not c.transposed and min(c.channels, c.outputs) >= 256
+
+
+NARROW: Dict[str, Any] = {
+    "call": "weight",
+    "channels": 24,
+    "outputs": 24,
+    "size": (32, 32),
+    "out_size": (32, 32),
+}
+
+
+def test_a_narrow_gradient_of_a_weight_takes_fourier_transforms() -> None:
+    """24 channels of 32 x 32 at a batch size of 1024: planes of 64 x 33 complex numbers, held twice."""
+    planes = 2 * 1024 * 24
+    transforms = 2 * 64 * 33 * 8 * planes + 1024 * 24 * 32 * 32 * 4
+    assert workspace_bytes(convolution(**NARROW), 1024) == transforms
+    wide = convolution(**{**NARROW, "channels": 512, "outputs": 512})
+    assert workspace_bytes(wide, 1024) < tried_bytes(wide, 1024) / 4
+    for other in ({"dtype": "bf16"}, {"channels_last": True}, {"call": "forward"}, {"call": "input"}):
+        assert workspace_bytes(convolution(**{**NARROW, **other}), 1024) < transforms / 2
+
+
+def test_estimates_from_texts_are_those_that_their_correction_was_fitted_on() -> None:
+    asked = convolution(**NARROW)
+    assert usual_bytes(asked, 1024)[2] < workspace_bytes(asked, 1024) / 4
+
+
+def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
+    """The layers of masks with two outputs among them, which look like narrow ones and are none."""
+    right: Dict[bool, List[bool]] = {True: [], False: []}
+    taken = said = usual = 0
+    for each in load_calls(NARROW_CHECK):
+        asked = replace(each.call.convolution, batch=(0, 1))
+        whole = fourier.weight_bytes(asked, each.call.rows) if asked.call == "weight" else 0
+        if whole:
+            found = workspace_bytes(asked, each.call.rows)
+            such = abs(each.bytes - whole) <= MIB
+            right[such].append((found == whole) == such)
+            taken += each.bytes
+            said += abs(found - each.bytes)
+            usual += abs(usual_bytes(asked, each.call.rows)[2] - each.bytes)
+    assert len(right[True]) > 30
+    assert len(right[False]) > 200
+    assert mean(right[True]) > 0.8
+    assert mean(right[False]) > 0.95
+    assert said < usual / 2 < taken
+
+
+def test_trees_of_transforms_look_at_the_features_of_today() -> None:
+    header, columns = read_columns(data_path("models", fourier.FILE))
+    assert header["features"] == [*workspace.FEATURES, *fourier.FEATURES]
+    with pytest.raises(ValueError, match="others"):
+        fourier.from_columns({**header, "features": ["transforms"]}, columns)
+    with pytest.raises(ValueError, match="whole"):
+        fourier.from_columns(header, columns[:-1])
+
+
+def test_a_damaged_file_of_transforms_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / fourier.FILE
+    path.write_bytes(data_path("models", fourier.FILE).read_bytes()[:-10])
+    monkeypatch.setattr(fourier, "data_path", lambda folder, name: path)
+    fourier._trees.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=fourier.FILE):
+            fourier.picked([], 2, 1)
+    finally:
+        fourier._trees.cache_clear()
 
 
 def test_an_empty_batch_needs_nothing_that_divides_by_zero() -> None:

@@ -4,6 +4,7 @@ cuDNN's fast kernels need channels last and aligned channels: for other layouts 
 weight into their workspace; gradients of weights are summed in parts. cuDNN picks the kernel by its own
 heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
 (lab/fit/workspaces.py), predict which of these sums a call needs; the median of their answers counts.
+Gradients of weights by Fourier transforms have trees of their own (fourier.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from statistics import median
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
+from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.columns import read_as
 from slurm_gpumem.estimators.workspaces.tree import COLUMNS, Tree, trees_of
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution, evaluate
@@ -92,10 +94,13 @@ def workspace_bytes(convolution: Convolution, batch: int) -> int:
     return _bytes(convolution.call, _of_any_call(convolution), rows)
 
 
-def all_workspace_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
-    """The workspaces of all three calls: forward, the input's gradient, the weight's gradient."""
+def usual_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
+    """The workspaces of all three calls: forward, the input's gradient, the weight's gradient.
+
+    For estimates from texts, whose similar models were simulated without Fourier transforms.
+    """
     asked = _of_any_call(convolution)
-    forward, of_input, of_weight = (_bytes(call, asked, rows) for call in CALLS)
+    forward, of_input, of_weight = (_usual(call, asked, rows) for call in CALLS)
     return forward, of_input, of_weight
 
 
@@ -107,6 +112,16 @@ def _of_any_call(convolution: Convolution) -> Convolution:
 
 @lru_cache(maxsize=4096)
 def _bytes(call: str, convolution: Convolution, rows: int) -> int:
+    whole = fourier.weight_bytes(convolution, rows) if call == "weight" else 0
+    asked = Call(convolution, rows)
+    if whole and fourier.picked(_numbers(convolution, rows)[0], whole, asked.data + asked.output):
+        return whole
+    return _usual(call, convolution, rows)
+
+
+@lru_cache(maxsize=4096)
+def _usual(call: str, convolution: Convolution, rows: int) -> int:
+    """What is needed without Fourier transforms."""
     if _sums_products(call, convolution, rows):
         return rows * convolution.channels * convolution.outputs * BYTES["fp32"]
     return _forests()[call].answer(*_numbers(convolution, rows))
