@@ -321,7 +321,7 @@ def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
     assert tried.request_mib > 1.1 * (tried.peak_mib - tried.parts["context"]) + tried.parts["context"]
     with_it = replace(summary, trace=replace(summary.trace, benchmark=True))
     assert with_it.trace is not None
-    large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).tried for size in (80_000, 2048))
+    large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).autotuned for size in (80_000, 2048))
     assert large > 2400 * MIB
     assert small < 1024 * MIB  # what the GPU does not have is not tried
     again = parse(to_json(with_it), origin="here").trace
