@@ -21,12 +21,13 @@
 # make dist    wheel and source archive for PyPI, in dist
 # make test-packages   build them, install, upgrade and remove them in clean Debian 12 and 13 (as root, minutes)
 # make lint    ruff, mypy --strict, shellcheck, luac
-# make fit     fit the learned correction on the measured runs in lab/data (a few minutes)
+# make fit     fit similar models and margins on the measured runs in lab/data (a few minutes)
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpumemnet  train the published estimators of memory on computed labels (half an hour of one core)
 # make gpuutilnet  train the published classifiers on the same jobs, for comparison
 # make chapter6  simulate the published evaluation of policies and estimators, published beside simulated
+# make ablations  what each mechanism of the estimate buys on the blind sets (minutes)
 # make accuracy  score every estimator on the measured training runs in lab/data
 
 SHELL := /bin/bash
@@ -52,7 +53,7 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-all test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-all test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -209,10 +210,13 @@ accuracy: $(BIN)/gpumem
 	@echo
 	@$(BIN)/gpumem accuracy --utilization
 
-# Sums over sets depend on the order of hashes in their last digit: the same fit is to be the same file.
-fit: setup-train
-	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m lab.fit.correction
-	@$(BIN)/python -m lab.fit.widths
+# ARGS: lists, or --texts lab/data/blind-check-4
+ablations: $(BIN)/gpumem
+	@$(BIN)/python -m lab.ablations $(ARGS)
+
+fit: $(BIN)/gpumem
+	@$(BIN)/python -m lab.fit.similar_models $(ARGS)
+	@$(BIN)/python -m lab.fit.margins $(ARGS)
 
 fit-workspaces: setup-train
 	@$(BIN)/python -m lab.fit.workspaces

@@ -19,7 +19,7 @@ from lab.command import exit_code
 from lab.ground_truth import load_ground_truth
 from lab.places import MODELS
 from slurm_gpumem.errors import GpumemError, UsageError
-from slurm_gpumem.estimators.corrected.unseen import FILE, FORMAT, inner_kinds
+from slurm_gpumem.estimators.corrected.custom_forward import FILE, FORMAT, inner_kinds
 from slurm_gpumem.summaries.reader import read_summary
 
 LIBRARIES = ("torchvision", "timm", "transformers")

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import sha1
-from pathlib import Path
-from typing import Any, List, Mapping, Sequence
-
-from lab.places import CORRECTION_FOLDS, TRACE_FOLDS
-from slurm_gpumem.estimators.corrected.features import KNOWN
-from slurm_gpumem.estimators.traced.features import NAMES as TRACED
-from slurm_gpumem.estimators.trees import Correction, from_json, read_json
+from typing import Any, Mapping
 
 FOLDS = 5
 AUTHORS = ("memory", "written", "check", "fresh", "third", "fourth")
@@ -102,18 +96,3 @@ def kind_of_code(row: Mapping[str, Any]) -> str:
     return (
         "hand-written" if family.startswith("handwritten") or source in ("own", "repository") else "library"
     )
-
-
-def load_folds() -> List[Correction]:
-    """One correction a fold, each fitted without the models of that fold."""
-    return _corrections(CORRECTION_FOLDS, KNOWN)
-
-
-def load_trace_folds() -> List[Correction]:
-    """The same for the request of traced estimates."""
-    return _corrections(TRACE_FOLDS, TRACED)
-
-
-def _corrections(path: Path, names: Sequence[str]) -> List[Correction]:
-    parts = enumerate(read_json(path))
-    return [from_json(content, f"{path}, fold {number}", names) for number, content in parts]

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 from array import array
-from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
 from zlib import crc32
 
@@ -24,13 +23,13 @@ from lab.fit.workspaces import FOLDS, SCRAP, Columns, Grower, as_read, columns_o
 from lab.fit.workspaces import TREES as USUAL_TREES
 from lab.places import MODELS, NARROW, NARROW_CHECK, OPERATORS, shown
 from lab.probe.measured_calls import MeasuredCall, load_calls
-from slurm_gpumem.estimators.workspaces.convolutions import FEATURES, base_bytes, features, middle_bytes
+from slurm_gpumem.estimators.workspaces.convolutions import FEATURES, base_bytes, features, usual_bytes
 from slurm_gpumem.estimators.workspaces.fourier import FEATURES as BESIDE
 from slurm_gpumem.estimators.workspaces.fourier import (
     FILE,
     FORMAT,
     FROM,
-    share,
+    picked,
     weight_bytes,
     with_transforms,
 )
@@ -130,12 +129,13 @@ def check_packaged(cases: Cases) -> List[str]:
     import numpy as np
 
     asked = [(each.call.convolution, each.call.rows) for each in cases.calls]
-    usual = np.array([middle_bytes(*call)[2] for call in asked], float)
-    likely = (
-        share(features(each.call), int(whole), int(both))
-        for each, whole, both in zip(cases.calls, cases.whole, cases.both)
+    usual = np.array([usual_bytes(*call)[2] for call in asked], float)
+    said = np.array(
+        [
+            picked(features(each.call), int(whole), int(both))
+            for each, whole, both in zip(cases.calls, cases.whole, cases.both)
+        ]
     )
-    said = np.array([value > FROM for value in likely])
     return ["drawn to check:", *_report(cases, said, usual)]
 
 
@@ -168,7 +168,7 @@ def _usual(seen: Sequence[MeasuredCall], left: Sequence[MeasuredCall]) -> List[f
         "beyond": grower.beyond(everything),
     }
     forest = as_read({CALLS[2]: grown})[CALLS[2]]
-    return [median(forest.answers(features(each.call), base_bytes(each.call))) for each in left]
+    return [forest.answer(features(each.call), base_bytes(each.call)) for each in left]
 
 
 def _figures(cases: Cases, answers: Any) -> str:

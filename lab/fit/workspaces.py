@@ -2,9 +2,8 @@
 
     python -m lab.fit.workspaces [--check]
 
-Reads lab/data/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.bin, and what the trees
-are wrong about into models/cudnn-measured.bin. With --check it prints how well trees do on convolutions
-that they have not seen at any batch size, and writes nothing.
+Reads lab/data/ground-truth/operators.jsonl.xz and writes models/cudnn-workspaces.bin. With --check it prints
+how well trees do on convolutions that they have not seen at any batch size, and writes nothing.
 A tree's splits come from which sum (BASES) the workspace is or begins with; each leaf then
 takes the sum, the factor and the bytes beyond that are right for most of its cases. How much is taken beyond
 a sum for parts of sums over the batch, one more tree for each kind of call tells.
@@ -15,16 +14,13 @@ from __future__ import annotations
 import argparse
 import sys
 from array import array
-from statistics import median
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from zlib import crc32
 
 from lab.command import exit_code, require
-from lab.fit.calls_to_keep import to_keep
-from lab.fit.workspace_files import Column, measured_bytes, to_bytes
+from lab.fit.workspace_files import Column, to_bytes
 from lab.places import MODELS, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
-from slurm_gpumem.estimators.workspaces import measured_calls
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
     FEATURES,
@@ -200,8 +196,8 @@ def check(cases: Sequence[MeasuredCall]) -> List[str]:
         for case in cases:
             if _fold(case) == fold:
                 forest = forests[case.call.convolution.call]
-                found = forest.answers(features(case.call), base_bytes(case.call))
-                off = abs(median(found) - case.bytes)
+                found = forest.answer(features(case.call), base_bytes(case.call))
+                off = abs(found - case.bytes)
                 whole = case.call.data + case.call.output
                 key = (case.call.convolution.call, whole >= PLENTY)
                 errors.setdefault(key, []).append(off / (whole + NOTHING))
@@ -232,16 +228,12 @@ def _run(only_check: bool) -> int:
         print("\n".join(check(cases)))
         return 0
     forests = grow(cases)
-    measured = to_keep(cases, as_read(forests))
     path = MODELS / FILE
     path.write_bytes(to_bytes(*as_columns(forests, len(cases))))
-    path.with_name(measured_calls.FILE).write_bytes(measured_bytes(measured))
     leaves = sum(
         feature < 0 for forest in forests.values() for tree in forest["trees"] for feature in tree[0]
     )
     print(f"{len(cases):,} calls, {leaves:,} leaves, {path.stat().st_size:,} bytes: {path.name}")
-    known, kept = len(measured.known), len(measured.calls)
-    print(f"{known:,} convolutions known, {kept:,} calls kept that the trees do not tell")
     return 0
 
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from lab.fit import folds
-from lab.fit.relatives_file import only
+from lab.fit.similar_models import only
 from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
-from lab.places import WIDTH_FOLDS
+from lab.places import MARGIN_FOLDS
 from lab.score.predictions import Predictions
 from lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected.estimator import corrected
-from slurm_gpumem.estimators.corrected.relatives import Relatives, packaged
-from slurm_gpumem.estimators.coverage import request_at
-from slurm_gpumem.estimators.traced import learned
-from slurm_gpumem.estimators.trees import Correction, read_json
+from slurm_gpumem.estimators.corrected.similar import SimilarModels, packaged
+from slurm_gpumem.estimators.coverage import between
+from slurm_gpumem.estimators.fitted_file import read_json
+from slurm_gpumem.estimators.margin import TRACE, Margin
+from slurm_gpumem.estimators.margin import from_json as margins_from_json
 from slurm_gpumem.estimators.types import Estimate
-from slurm_gpumem.estimators.width import Width
-from slurm_gpumem.estimators.width import from_json as widths_from_json
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.units import MIB, ceil_div
+from slurm_gpumem.units import ceil_div
 
 CHUNK = 40
 """Runs that one process scores at a time."""
@@ -187,46 +187,36 @@ class _HeldOut:
 
     def __init__(self) -> None:
         self._traces: Optional[Dict[str, Traced]] = None
-        self._trace_folds: List[Correction] = []
-        self._folds: List[Correction] = []
-        self._relatives: List[Relatives] = []
-        self._width_folds: List[Mapping[str, Width]] = []
+        self._models: List[SimilarModels] = []
+        self._margin_folds: List[Mapping[str, Margin]] = []
 
     def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
-        if not self._folds:
-            self._folds = folds.load_folds()
-            self._relatives = [
+        if not self._models:
+            self._models = [
                 only(packaged(), lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
                 for number in range(folds.FOLDS)
             ]
         number = folds.fold_of_name(str(run.row.get("model", run.summary)))
-        return corrected(
-            summary, run.job, run.gpu, self._folds[number], self._relatives[number], self._widths(run)
-        )
+        return corrected(summary, run.job, run.gpu, self._models[number], self._margins(run))
 
-    def _widths(self, run: MeasuredRun) -> Mapping[str, Width]:
-        """How wide requests are, by a fit without the run's family or kind."""
-        if not self._width_folds:
-            content = read_json(WIDTH_FOLDS)
-            self._width_folds = [widths_from_json(part, str(WIDTH_FOLDS)) for part in content]
-        return self._width_folds[folds.fold_of_run(run.row)]
+    def _margins(self, run: MeasuredRun) -> Mapping[str, Margin]:
+        """The margins by a fit without the run's family or kind."""
+        if not self._margin_folds:
+            content = read_json(MARGIN_FOLDS)
+            self._margin_folds = [margins_from_json(part, str(MARGIN_FOLDS)) for part in content]
+        return self._margin_folds[folds.fold_of_run(run.row)]
 
     def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
         """The score of a run whose trace's figures are kept; none for others."""
         if self._traces is None:
             self._traces = load_figures()
-            self._trace_folds = folds.load_trace_folds() if self._traces else []
         found = self._traces.get(run.key)
         if found is None:
             return []
-        total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
-        moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
-        correction = self._trace_folds[folds.fold_of(found.model)]
-        wide = self._widths(run)[learned.GROUP]
-        spread = learned.spread_of(found.features, correction)
-        asked = learned.requests_of(total, spread, run.job.batch_size, wide)
-        request = request_at(asked, wide.coverage) + moved
-        return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request)]
+        margin = self._margins(run)[TRACE]
+        asked = margin.requests(found.total_mib, run.job.batch_size, found.spread)
+        request = ceil(between(asked, margin.coverage)) + found.moved_mib
+        return [Score(run, registry.TRACE, chosen, real, round(found.total_mib) + found.moved_mib, request)]
 
 
 @lru_cache(maxsize=1)

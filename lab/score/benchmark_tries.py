@@ -42,7 +42,7 @@ def _run(cache: Path) -> int:
     gpu = find_gpu("h200")
     for key, (row, trace) in sorted(found.items()):
         timeline = replay(replace(trace, benchmark=True), None, gpu)
-        for errors, reserved in zip(both, (timeline.stats.peak_reserved, timeline.tried)):
+        for errors, reserved in zip(both, (timeline.stats.peak_reserved, timeline.autotuned)):
             errors.append(reserved / row["reserved_bytes"] - 1)
         print(f"{both[0][-1]:+13.1%} {both[1][-1]:+11.1%}  {key}")
     for name, errors in zip(("without tries", "with tries"), both):

@@ -9,9 +9,11 @@ import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict
 
 from lab.places import TRACE_FIGURES
+from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, trace_spread
+from slurm_gpumem.units import MIB
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,26 @@ class Traced:
     model: str
     allocated_bytes: int
     reserved_bytes: int
+    fixed_bytes: int
+    """Weights and optimizer states at the peak."""
     context_mib: int
     seconds: float
     """CPU time of the trace."""
-    features: Tuple[float, ...]
+
+    @property
+    def total_mib(self) -> float:
+        """The replayed peak with the reference context."""
+        return self.reserved_bytes / MIB + REFERENCE_CONTEXT_MIB
+
+    @property
+    def spread(self) -> float:
+        """As the traced estimate has it."""
+        return trace_spread(self.fixed_bytes / MIB, self.total_mib)
+
+    @property
+    def moved_mib(self) -> int:
+        """The estimated context less the reference's."""
+        return self.context_mib - REFERENCE_CONTEXT_MIB
 
 
 def load_figures(path: Path = TRACE_FIGURES) -> Dict[str, Traced]:
@@ -33,5 +51,5 @@ def load_figures(path: Path = TRACE_FIGURES) -> Dict[str, Traced]:
     if not path.exists():
         return {}
     with gzip.open(path, "rt") as file:
-        rows = [json.loads(line) for line in file]
-    return {row["key"]: Traced(**{**row, "features": tuple(row["features"])}) for row in rows}
+        rows = [Traced(**json.loads(line)) for line in file]
+    return {row.key: row for row in rows}

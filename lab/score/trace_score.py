@@ -1,10 +1,9 @@
-"""Compare traces of measured runs with the measurements, and fit the spread of the traced estimate.
+"""Compare traces of measured runs with the measurements.
 
-    python -m lab.score.trace_score --cache DIR [--part development] [--write] [--fit]
+    python -m lab.score.trace_score --cache DIR [--part development] [--write]
 
 The folder is what `trace_rows` filled. `--write` keeps each run's figures in
-lab/data/traces/figures.jsonl.gz, `--fit` fits models/trace-correction.json and its folds on all runs that
-the file has.
+lab/data/traces/figures.jsonl.gz, from which `lab.fit.margins` fits the margin of traces.
 """
 
 from __future__ import annotations
@@ -18,33 +17,15 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from lab.command import exit_code
-from lab.fit import folds
 from lab.ground_truth import load_ground_truth_rows, part_of
-from lab.places import (
-    BLIND_CHECKS,
-    GROUND_TRUTH,
-    HANDWRITTEN,
-    MODELS,
-    TRACE_FIGURES,
-    TRACE_FOLDS,
-    shown,
-)
+from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, TRACE_FIGURES, shown
 from lab.score.accuracy import quantile
 from lab.score.trace_figures import Traced, load_figures
 from lab.score.trace_rows import kept_trace
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.traced import learned
-from slurm_gpumem.estimators.traced.features import NAMES, features
 from slurm_gpumem.estimators.traced.replay import replay
-from slurm_gpumem.estimators.trees import FORMAT, from_json
 from slurm_gpumem.units import MIB
 
-FLOOR = 0.003
-"""A need so little above the peak is as good as none; so is one below it."""
-FAR = 0.97
-"""The spread is what this share of such jobs stays below."""
-TREES = 80
 OTHER_ALLOCATIONS = ("expandable_segments", "cudnn_benchmark", "compile", "mps")
 """Toggles under which memory follows other rules than a trace does, or its context is another."""
 FOLDERS = (GROUND_TRUTH, HANDWRITTEN, *BLIND_CHECKS)
@@ -67,16 +48,14 @@ def traced(cache: Path, row: Row) -> Optional[Traced]:
     assert trace is not None
     gpu = find_gpu("h200")
     timeline = replay(trace, None, gpu)
-    reserved = timeline.stats.peak_reserved
-    total = reserved / MIB + learned.REFERENCE_CONTEXT_MIB
     return Traced(
         key=row["key"],
         model=row["model"],
         allocated_bytes=timeline.stats.peak_allocated,
-        reserved_bytes=reserved,
+        reserved_bytes=timeline.stats.peak_reserved,
+        fixed_bytes=sum(timeline.at_peak.get(name, 0) for name in ("weights", "buffers", "optimizer")),
         context_mib=gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul),
         seconds=beside["cpu_seconds"],
-        features=tuple(round(value, 5) for value in features(trace, timeline, total, None, gpu)),
     )
 
 
@@ -106,57 +85,17 @@ def _process_error(found: Traced, row: Row) -> float:
     return (found.reserved_bytes + found.context_mib * MIB) / float(real) - 1
 
 
-# -- Fit -----------------------------------------------------------------------------------------
-
-
-def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
-    """The spread; how wide requests are for it is fitted by lab/fit/widths.py."""
-    import numpy as np
-
-    from lab.fit.correction import export_trees, fit_trees
-
-    # The last feature is how far a centre moves the peak. Here it stays where the replay has it: trees on so
-    # few runs moved held-out peaks away from the truth.
-    values = np.array([(*found.features, 0.0) for found, _ in rows])
-    size = np.log(np.maximum(np.array([beyond_peak(found, row) for found, row in rows]), FLOOR))
-    return {
-        "format": FORMAT,
-        "features": list(NAMES),
-        "center": {"start": 0.0, "trees": []},
-        "spread": export_trees(fit_trees(values, size, TREES, quantile=FAR)),
-        "card": {
-            "data": f"{len(rows)} runs of {len({found.model for found, _ in rows})} models on an H200",
-            "command": "python -m lab.score.trace_score --fit",
-        },
-    }
-
-
-def beyond_peak(found: Traced, row: Row) -> float:
-    """log(need / replayed peak), both with the reference context."""
-    from math import log
-
+def real_mib(found: Traced, row: Row) -> float:
+    """What the process took, with the reference context."""
     real = row.get("process_bytes") or row["reserved_bytes"] + found.context_mib * MIB
-    moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
-    total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
-    return log((real / MIB - moved) / total)
-
-
-def fit_all(rows: Sequence[Tuple[Traced, Row]]) -> None:
-    """Write the model of all runs, and one without each fold."""
-    whole = fit(rows)
-    parts = [fit([r for r in rows if folds.fold_of(r[0].model) != n]) for n in range(folds.FOLDS)]
-    for content in (whole, *parts):
-        from_json(content, "the new fit", NAMES)
-    (MODELS / learned.FILE).write_text(json.dumps(whole, separators=(",", ":")) + "\n")
-    packed = gzip.compress(json.dumps(parts, separators=(",", ":")).encode(), mtime=0)
-    TRACE_FOLDS.write_bytes(packed)
+    return float(real) / MIB - found.moved_mib
 
 
 # -- Command -------------------------------------------------------------------------------------
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Score, and write and fit if asked to."""
+    """Score, and write if asked to."""
     parser = argparse.ArgumentParser(prog="python -m lab.score.trace_score", description=__doc__)
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder of traces; else the kept figures")
     parser.add_argument(
@@ -168,7 +107,6 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--worst", type=int, default=15, metavar="N")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--fit", action="store_true")
     return exit_code(lambda: _run(parser.parse_args(argv)))
 
 
@@ -187,11 +125,6 @@ def _run(asked: argparse.Namespace) -> int:
         merged = {**kept, **{item.key: item for item in found}}
         lines = [json.dumps(asdict(merged[key]), separators=(",", ":")) for key in sorted(merged)]
         TRACE_FIGURES.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
-    if asked.fit and asked.data:
-        raise UsageError("--fit takes all measured runs: leave out --data")
-    if asked.fit:
-        # Generated networks are wilder than what people write.
-        fit_all([pair for pair in pairs if folds.kind_of_code(pair[1]) != "generated"])
     wanted = [pair for pair in pairs if asked.part in ("all", part_of(pair[1]["model"]))]
     print("\n".join(report(wanted, asked.worst)) if wanted else "no traced runs")
     return 0

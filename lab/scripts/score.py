@@ -126,8 +126,7 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
     start = row.get("start_seconds")
     return Judged(
         name=str(row["name"]),
-        # Workspaces that cuDNN tries for a moment are over between two looks at the process.
-        need=max(round(row["process_bytes"] / MIB), reserved + context),
+        need=measured_need(row, context),
         peak=row["peak_mib"] if noted else made.peak_mib,
         request=row["request_mib"] if noted else made.request_mib,
         reserved=reserved,
@@ -137,6 +136,13 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
         beyond=max(0.0, seconds - start) if start else None,
         phases=[name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")],
     )
+
+
+def measured_need(row: Row, context: int) -> int:
+    """MiB that the process had at most."""
+    # Workspaces that cuDNN tries for a moment are over between two looks at the process.
+    process, reserved = float(row["process_bytes"]), float(row["reserved_bytes"])
+    return max(round(process / MIB), round(reserved / MIB) + context)
 
 
 def lines(rows: Sequence[Row], gpu: str, as_traced: bool = False) -> List[str]:

@@ -70,9 +70,9 @@ def custom_forward(summary: ModelSummary) -> Optional[CustomForward]:
         return None
     if not summary.has_shapes:
         return CustomForward(1.0, (summary.name,) if summary.name else (), no_shapes=True)
-    from slurm_gpumem.estimators.corrected.unseen import unseen
+    from slurm_gpumem.estimators.corrected.custom_forward import custom_forward
 
-    return unseen(summary)
+    return custom_forward(summary)
 
 
 def by_trace(estimate: Estimate) -> bool:

@@ -272,7 +272,7 @@ class Estimate:
     warnings: Tuple[str, ...] = ()
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
-    """Share of such jobs for which request_mib is enough; models/widths.md has results on held-out jobs."""
+    """Share of such jobs for which request_mib is enough; models/margins.md has results on held-out jobs."""
     requests: Tuple[int, ...] = ()
     """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
     spare_mib: int = 0
@@ -280,7 +280,7 @@ class Estimate:
     workspace_doubt_mib: int = 0
     """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
     group: str = ""
-    """The group of jobs whose measured needs decide the margin (models/widths.json); "" where none does."""
+    """The group of jobs whose measured needs decide the margin (models/margins.json); "" where none does."""
     wanted_mib: Optional[int] = None
     """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
     base: Optional[Tuple[int, int]] = None

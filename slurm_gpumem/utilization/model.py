@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.trees import usable_number
+from slurm_gpumem.estimators.fitted_file import usable_number
 from slurm_gpumem.utilization import roofline
 from slurm_gpumem.utilization.features import NAMES
 

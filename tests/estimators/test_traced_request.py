@@ -6,7 +6,6 @@ import pytest
 
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
-from slurm_gpumem.estimators.traced.learned import packaged
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.estimators.whatif import jump_before
@@ -27,12 +26,12 @@ def test_a_trace_of_a_model_unlike_the_measured_ones_is_not_asked_for_more(gib: 
     phases = (Phase(0, "setup", 0), Phase(1, "forward", 1), Phase(3, "forward", 2))
     trace = Trace(TracedJob(batch=1), "meta", sites, (0, 1, -1, 1, -1), phases)
     job = training_job(ModelSummary(format="gpumem", layers=(), trace=trace), StatedTraining(batch_size=1))
-    found = estimate_trace(trace, job, find_gpu("h200"), packaged())
+    found = estimate_trace(trace, job, find_gpu("h200"))
     assert found.request_mib <= 1.25 * found.peak_mib
     assert not any("unlike" in warning for warning in found.warnings)
 
 
-def test_the_doubt_of_a_trace_follows_its_peak_and_no_rule_of_ours() -> None:
+def test_the_margin_of_a_trace_follows_its_peak_and_no_rule_of_ours() -> None:
     """A traced U-Net asked for 19, 25, 19 and 25 shards at batch 24, 32, 48 and 64."""
     sites = (
         Site((GIB,), "parameter", "", "weights"),
@@ -42,17 +41,18 @@ def test_the_doubt_of_a_trace_follows_its_peak_and_no_rule_of_ours() -> None:
     trace = Trace(TracedJob(batch=32), "meta", sites, (0, 1, -1, 1, -1), phases)
     summary = ModelSummary(format="gpumem", layers=(), trace=trace)
     found = [
-        estimate_trace(trace, training_job(summary, StatedTraining(batch_size=batch)), gpu, packaged())
+        estimate_trace(trace, training_job(summary, StatedTraining(batch_size=batch)), gpu)
         for gpu in (find_gpu("h200"),)
         for batch in range(8, 129, 4)
     ]
     peaks = [one.peak_mib for one in found]
-    doubts = [one.request_mib - one.peak_mib for one in found]
+    margins = [one.request_mib - one.peak_mib for one in found]
     assert peaks == sorted(peaks)
-    assert doubts == sorted(doubts)
-    shares = [doubt / peak for doubt, peak in zip(doubts, peaks)]
+    assert margins == sorted(margins)
+    shares = [margin / peak for margin, peak in zip(margins, peaks)]
     assert max(shares) < 0.15
-    assert all(later <= 1.02 * before for before, later in zip(shares, shares[1:]))
+    # What grows with the batch is less certain than the weights, so the share may rise a little.
+    assert all(later <= 1.05 * before for before, later in zip(shares, shares[1:]))
 
 
 def test_explain_names_the_part_that_makes_a_peak_jump() -> None:

@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from lab.fit.workspace_files import make_measured, to_bytes
+from lab.fit.workspace_files import to_bytes
 from lab.places import NARROW_CHECK, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem import estimate
@@ -19,18 +19,12 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
-from slurm_gpumem.estimators.workspaces import fourier, measured_calls
+from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
 from slurm_gpumem.estimators.workspaces.columns import read_columns
-from slurm_gpumem.estimators.workspaces.convolutions import (
-    Call,
-    from_columns,
-    middle_bytes,
-    same_law,
-    workspace_bytes,
-)
+from slurm_gpumem.estimators.workspaces.convolutions import from_columns, usual_bytes, workspace_bytes
 from slurm_gpumem.summaries.own import parse, to_json
-from slurm_gpumem.summaries.trace_types import CALLS, Convolution
+from slurm_gpumem.summaries.trace_types import Convolution
 from slurm_gpumem.units import MIB
 
 
@@ -57,8 +51,9 @@ def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
 
 def test_a_plain_convolution_is_copied_and_a_depthwise_one_is_not() -> None:
     one = 32 * 64 * 56 * 56 * 4
-    weight = 64 * 64 * 9 * 4
-    assert workspace_bytes(convolution(), 32) == pytest.approx(one + weight, rel=0.001)
+    weight = 128 * 128 * 9 * 4
+    plain = convolution(channels=128, outputs=128)
+    assert workspace_bytes(plain, 32) == pytest.approx(4 * one + weight, rel=0.001)  # input and output
     assert workspace_bytes(convolution(channels=63, outputs=63), 32) == pytest.approx(2 * one, rel=0.05)
     assert workspace_bytes(convolution(groups=64), 32) < MIB
     assert workspace_bytes(convolution(channels_last=True), 32) < one / 2
@@ -132,36 +127,7 @@ def test_a_narrow_gradient_of_a_weight_takes_fourier_transforms() -> None:
 
 def test_estimates_from_texts_are_those_that_their_correction_was_fitted_on() -> None:
     asked = convolution(**NARROW)
-    assert middle_bytes(asked, 1024)[2] < workspace_bytes(asked, 1024) / 4
-
-
-def test_a_measured_call_keeps_its_measurement_whatever_trees_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = convolution(**NARROW)
-    known = make_measured([(replace(asked, call=call), 1024) for call in CALLS], [(asked, 1024, 123 * MIB)])
-    monkeypatch.setattr(measured_calls, "packaged", lambda: known)
-    workspace._answers.cache_clear()
-    workspace._usual.cache_clear()
-    try:
-        assert workspace_bytes(asked, 1024) == 123 * MIB
-    finally:
-        workspace._answers.cache_clear()
-        workspace._usual.cache_clear()
-
-
-def test_where_trees_disagree_about_transforms_the_least_is_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = convolution(**NARROW)
-    answers = {}
-    try:
-        for share in (0.3, 0.6, 1.0):
-            monkeypatch.setattr(fourier, "share", lambda *_, share=share: share)
-            workspace._answers.cache_clear()
-            answers[share] = [workspace_bytes(asked, 1024, answer) for answer in workspace.ANSWERS]
-    finally:
-        workspace._answers.cache_clear()
-    whole = fourier.weight_bytes(asked, 1024)
-    assert answers[1.0] == [whole] * 3
-    assert answers[0.6][0] < whole == answers[0.6][1] == answers[0.6][2]
-    assert answers[0.3][1] < whole
+    assert usual_bytes(asked, 1024)[2] < workspace_bytes(asked, 1024) / 4
 
 
 def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
@@ -177,7 +143,7 @@ def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
             right[such].append((found == whole) == such)
             taken += each.bytes
             said += abs(found - each.bytes)
-            usual += abs(middle_bytes(asked, each.call.rows)[2] - each.bytes)
+            usual += abs(usual_bytes(asked, each.call.rows)[2] - each.bytes)
     assert len(right[True]) > 30
     assert len(right[False]) > 200
     assert mean(right[True]) > 0.8
@@ -203,17 +169,9 @@ def test_a_damaged_file_of_transforms_is_an_error_that_names_it(
     fourier._trees.cache_clear()
     try:
         with pytest.raises(ConfigError, match=fourier.FILE):
-            fourier.share([], 2, 1)
+            fourier.picked([], 2, 1)
     finally:
         fourier._trees.cache_clear()
-
-
-def test_the_middle_answer_lies_between_the_least_and_the_most() -> None:
-    for call in CALLS:
-        for channels in (3, 17, 64, 250):
-            asked = convolution(call=call, channels=channels, dtype="bf16")
-            least, middle, most = (workspace_bytes(asked, 48, answer) for answer in workspace.ANSWERS)
-            assert 0 <= least <= middle <= most
 
 
 def test_an_empty_batch_needs_nothing_that_divides_by_zero() -> None:
@@ -251,45 +209,6 @@ def test_a_damaged_file_is_an_error_that_names_it(
 def test_a_file_fitted_on_other_features_is_refused() -> None:
     with pytest.raises(ValueError, match="others"):
         from_columns({"format": workspace.FORMAT, "features": [], "bases": [], "calls": {}}, [])
-
-
-def law(low: int, high: int, rows: int = 24) -> Optional[int]:
-    plain = convolution()
-    return same_law((Call(plain, 16), low), (Call(plain, 32), high), Call(plain, rows))
-
-
-def test_between_two_batch_sizes_that_take_the_same_sum_that_sum_is_taken() -> None:
-    one, weight = 64 * 56 * 56 * 4, 64 * 64 * 9 * 4
-    copied = law(16 * one + weight, 32 * one + weight)
-    assert copied == pytest.approx(24 * one + weight, rel=0.001)
-    assert law(32 * one, 64 * one, 20) == pytest.approx(40 * one, rel=0.001)
-    assert law(1000, 2000) == 1500
-
-
-def test_where_two_batch_sizes_take_different_sums_nothing_follows() -> None:
-    one = 64 * 56 * 56 * 4
-    assert law(16 * one, 64 * one) is None
-    assert law(0, 32 * one) is None
-    assert law(16 * one, 0) is None
-
-
-def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bf16, fp16 = (convolution(dtype=dtype, size=(57, 57), out_size=(57, 57)) for dtype in ("bf16", "fp16"))
-    calls = [(replace(bf16, call=call), 16) for call in CALLS]
-    known = make_measured(calls, [(bf16, 16, 123 * MIB)])
-    monkeypatch.setattr(measured_calls, "packaged", lambda: known)
-    workspace._answers.cache_clear()
-    workspace._usual.cache_clear()
-    try:
-        answers = [workspace_bytes(fp16, 16, answer) for answer in workspace.ANSWERS]
-        assert answers[1] == 123 * MIB
-        assert answers[0] < answers[1]
-        assert workspace_bytes(replace(fp16, groups=64), 16) < MIB
-    finally:
-        workspace._answers.cache_clear()
-        workspace._usual.cache_clear()
 
 
 def test_trying_algorithms_takes_the_workspace_that_dcgan_was_seen_to_take() -> None:
@@ -402,7 +321,7 @@ def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
     assert tried.request_mib > 1.1 * (tried.peak_mib - tried.parts["context"]) + tried.parts["context"]
     with_it = replace(summary, trace=replace(summary.trace, benchmark=True))
     assert with_it.trace is not None
-    large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).tried for size in (80_000, 2048))
+    large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).autotuned for size in (80_000, 2048))
     assert large > 2400 * MIB
     assert small < 1024 * MIB  # what the GPU does not have is not tried
     again = parse(to_json(with_it), origin="here").trace

@@ -111,7 +111,7 @@ def test_other_code_or_data_estimates_again(
     (package / "estimators" / "rule.py").write_text("one")
     monkeypatch.setattr(kept_estimates, "package_folder", lambda name: str(package / name))
     summary, job = _job(RESNET)
-    for changed in ("estimators/rule.py", "models/widths.json"):
+    for changed in ("estimators/rule.py", "models/margins.json"):
         estimate_once("auto", summary, job, find_gpu("a100"), None)
         estimate_once("auto", summary, job, find_gpu("a100"), None)
         (package / changed).write_text("another rule")

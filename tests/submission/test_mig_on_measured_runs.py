@@ -9,6 +9,7 @@ what a site can do about the margin: a lower coverage, and the peak of an earlie
 from __future__ import annotations
 
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
@@ -19,10 +20,10 @@ from lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.estimators import remembered
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.margin import TRACE
+from slurm_gpumem.estimators.margin import packaged as margins
 from slurm_gpumem.estimators.mig import profile_names, profiles
-from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.estimators.width import packaged as widths
 from slurm_gpumem.submission.instances import smallest_instance
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.summaries.reader import read_summary
@@ -109,9 +110,6 @@ def test_by_the_measured_peak_the_choice_is_always_the_smallest_that_holds_it(
 def test_by_a_trace_nearly_every_run_gets_the_smallest_profile(
     rows: List[Dict[str, Any]], traces: Dict[str, Traced], gpu: str
 ) -> None:
-    correction = learned.packaged()
-    assert correction is not None
-
     def peak(row: Dict[str, Any]) -> Optional[int]:
         found = traces.get(row["key"])
         return None if found is None else found.reserved_bytes // MIB + found.context_mib
@@ -120,12 +118,10 @@ def test_by_a_trace_nearly_every_run_gets_the_smallest_profile(
         found = traces.get(row["key"])
         if found is None:
             return None
-        total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
-        moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
-        spread, wide = learned.spread_of(found.features, correction), widths()[learned.GROUP]
-        asked = learned.requests_of(total, spread, row["batch"], wide)
-        wanted = wide.coverage if coverage is None else coverage
-        return request_at(tuple(max(round(total + moved), at + moved) for at in asked), wanted)
+        total, moved, margin = found.total_mib, found.moved_mib, margins()[TRACE]
+        asked = margin.requests(total, row["batch"], found.spread)
+        wanted = margin.coverage if coverage is None else coverage
+        return request_at(tuple(max(round(total + moved), ceil(at) + moved) for at in asked), wanted)
 
     by_peak, by_request = judged(rows, peak, gpu), judged(rows, request, gpu)
     print(f"\n{gpu}, request = traced peak: {by_peak}, smallest {by_peak.share:.1%}")

@@ -1,44 +1,41 @@
-"""The estimator `corrected`: the structural estimate, corrected and bounded by what measured runs show."""
+"""The estimator `corrected`: the structural estimate, moved and bounded by what measured runs show."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, exp, log
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from math import ceil, log
+from typing import AbstractSet, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators import width
 from slurm_gpumem.estimators.corrected.anchors import anchors, grows
-from slurm_gpumem.estimators.corrected.features import KNOWN, NAMES, features
-from slurm_gpumem.estimators.corrected.relatives import (
+from slurm_gpumem.estimators.corrected.custom_forward import custom_forward
+from slurm_gpumem.estimators.corrected.similar import (
+    Conditions,
     Near,
-    NeighbourRuns,
-    Relatives,
+    SimilarModels,
     classes_of,
     nearest,
     neighbour_runs,
-    packaged,
 )
-from slurm_gpumem.estimators.corrected.unseen import unseen
+from slurm_gpumem.estimators.corrected.similar import packaged as packaged_models
 from slurm_gpumem.estimators.coverage import request_at
+from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, Margin
+from slurm_gpumem.estimators.margin import packaged as packaged_margins
 from slurm_gpumem.estimators.structural.estimator import estimate_with
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.replay import Replay
+from slurm_gpumem.estimators.structural.stream import ACTIVATIONS
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.trees import Correction, load
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
-from slurm_gpumem.estimators.width import REFERENCE_CONTEXT_MIB, Width
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 from slurm_gpumem.units import MIB
 
-FILE = "correction.json"
 MEASURED_GPU = "h200"
 UNUSUAL, WRITTEN, WRITTEN_FLAT, SHAPELESS = "unusual", "written", "written-flat", "shapeless"
-"""Groups of texts beside those of `group_of`: see `width_group`."""
+"""Groups of texts beside those of `shown_group`: see `margin_group`."""
 _SLACK = 1e-9
-_UNSEEN_LAYERS = re.compile(
+_UNMEASURED_LAYERS = re.compile(
     r"Mamba(?!Out)|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
     r"(?:GCN|GAT|SAGE|GIN|Graph|Cheb|Edge|Message)\w*(?:Conv|Layer|Passing)|^MessagePassing"
 )
@@ -46,13 +43,8 @@ _UNSEEN_LAYERS = re.compile(
 
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
-    """The process's GPU memory: structural, corrected by the package's model, with its bound."""
-    return corrected(summary, job, gpu, _packaged(), packaged(), width.packaged())
-
-
-@lru_cache(maxsize=1)
-def _packaged() -> Correction:
-    return load(data_path("models", FILE), KNOWN)
+    """The process's GPU memory: structural, corrected by runs of similar models, with its margin."""
+    return corrected(summary, job, gpu, packaged_models(), packaged_margins())
 
 
 @lru_cache(maxsize=32)
@@ -72,19 +64,14 @@ class _Point:
 
 
 def corrected(
-    summary: ModelSummary,
-    job: TrainingJob,
-    gpu: Gpu,
-    correction: Correction,
-    relatives: Relatives,
-    widths: Mapping[str, Width],
+    summary: ModelSummary, job: TrainingJob, gpu: Gpu, models: SimilarModels, margins: Mapping[str, Margin]
 ) -> Estimate:
-    """The estimate under a given correction; `gpumem accuracy` gives one that never saw the model."""
+    """The estimate by given fits; `gpumem accuracy` gives those that never saw the model."""
     around = anchors(job.batch_size)
-    ask = AtBatchSizes(summary, job, gpu, correction, relatives)
+    ask = AtBatchSizes(summary, job, gpu, models)
     points = [ask.at(batch) for _, batch in around]
     shares = [share for share, _ in around]
-    group = width_group(summary, points[0].group)
+    group = margin_group(summary, points[0].group)
     below: List[CorrectedPeak] = []
     batch, point = around[0][1], points[0]
     # Workspaces make a small batch need more than a larger one now and then; so may the one below that. Where
@@ -93,10 +80,10 @@ def corrected(
         batch //= 2
         point = ask.at(batch)
         below.append(point.corrected)
-    peak, requests = joined(shares, [point.corrected for point in points], below, widths[group])
+    peak, requests = joined(shares, [point.corrected for point in points], below, margins[group])
     plain = points[-1].plain
     moved = plain.parts["context"] - REFERENCE_CONTEXT_MIB
-    center = _between(shares, [point.corrected.center for point in points])
+    beyond = _between(shares, [point.corrected.beyond for point in points])
     parts, found = _move(
         {
             name: round(_between(shares, [float(point.plain.parts[name]) for point in points]))
@@ -104,10 +91,10 @@ def corrected(
         },
         round(peak) + moved,
     )
-    code = unseen(summary)
+    code = custom_forward(summary)
     warnings: Tuple[str, ...] = plain.warnings
     if code.message:
-        warnings = (*warnings, f"the request is wide: {code.message}" if code.is_much else code.message)
+        warnings = (*warnings, f"the margin is large: {code.message}" if code.is_much else code.message)
     if code.is_much and counts_nodes(summary, job):
         warnings = (
             *warnings,
@@ -116,9 +103,9 @@ def corrected(
         )
     if group == UNUSUAL:
         named = strange_layers(summary)
-        warnings = (*warnings, f"unlike the measured models ({named}); the request is wider than usual")
+        warnings = (*warnings, f"unlike the measured models ({named}); the margin is larger than usual")
     of = f" of models like {ask.like}" if ask.like else ""
-    assumed = [*plain.assumptions, f"corrected by {round(center * 100):+d} % as runs{of} on an H200 suggest"]
+    assumed = [*plain.assumptions, f"corrected by {round(beyond * 100):+d} % as runs{of} on an H200 suggest"]
     if gpu.entry != MEASURED_GPU:
         assumed.append(f"the correction is unmeasured on {gpu.name}")
     floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
@@ -127,13 +114,13 @@ def corrected(
         plain,
         job=job,
         peak_mib=found,
-        request_mib=request_at(asked, widths[group].coverage),
+        request_mib=request_at(asked, margins[group].coverage),
         floor_mib=min(floor, found),
         parts=parts,
         estimator="corrected",
         warnings=warnings,
         assumptions=tuple(assumed),
-        coverage=widths[group].coverage,
+        coverage=margins[group].coverage,
         requests=asked,
         group=group,
         custom_forward=code if code.is_much else None,
@@ -145,72 +132,76 @@ def corrected(
 class AtBatchSizes:
     """The answers for one job at several batch sizes."""
 
-    def __init__(
-        self, summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction, relatives: Relatives
-    ) -> None:
-        self._summary, self._job, self._gpu = summary, job, gpu
-        self._correction, self._relatives = correction, relatives
+    def __init__(self, summary: ModelSummary, job: TrainingJob, gpu: Gpu, models: SimilarModels) -> None:
+        self._summary, self._job, self._gpu, self._models = summary, job, gpu, models
         self._near: Optional[Near] = None
         self.like = ""
-        """The measured model that is most like this one, by name; "" where none is."""
+        """The measured model that is most similar to this one, by name; "" where none is."""
 
     @classmethod
     def packaged(cls, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> AtBatchSizes:
-        """By the package's own correction."""
-        return cls(summary, job, gpu, _packaged(), packaged())
+        """By the package's own runs."""
+        return cls(summary, job, gpu, packaged_models())
 
     def at(self, batch: int) -> _Point:
         """The answer at one batch size."""
         plain, walk, result = _structural(self._summary, replace(self._job, batch_size=batch), self._gpu)
-        total = result.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
-        values = features(self._summary, walk, result, total)
-        group = group_of(values)
+        conditions = conditions_of(walk, result)
+        group = shown_group(self._summary, walk)
         if self._near is None:
-            self._near = self._relatives.near(group, classes_of(self._summary))
-            self.like = nearest(self._near, values, self._relatives)
-        found = correct_peak(total, values, neighbour_runs(self._near, values), self._correction, batch)
+            self._near = self._models.near(group, classes_of(self._summary))
+            self.like = nearest(self._near, conditions, self._models)
+        total = total_mib(result)
+        found = correct_peak(total, conditions, self._near, batch)
         return _Point(plain, found, group, grows(result, total))
+
+
+def total_mib(result: Replay) -> float:
+    """The structural estimate with the reference context."""
+    return result.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
+
+
+def conditions_of(walk: Walk, result: Replay) -> Conditions:
+    """By what this job is like a measured run."""
+    total = total_mib(result)
+    return Conditions(result.at_peak[ACTIVATIONS] / (total * MIB), float(walk.job.amp), log(total))
 
 
 @dataclass(frozen=True)
 class CorrectedPeak:
-    """What a correction makes of a structural estimate: MiB with the reference context."""
+    """What similar models make of a structural estimate: MiB with the reference context."""
 
-    center: float
-    """log(peak / structural)."""
+    beyond: float
+    """By how much the peak was moved, as a share of the structural estimate."""
     peak: float
     spread: float
-    """How far from its peak such a job's need usually is, as a logarithm."""
+    """How far the runs of similar models are apart, as a share of the structural estimate."""
     batch: int
 
-    def requests(self, wide: Width) -> Tuple[float, ...]:
+    def requests(self, margin: Margin) -> Tuple[float, ...]:
         """What to ask for at each coverage of LEVELS."""
-        unit = wide.unit_mib(self.peak, self.spread, self.batch)
-        return tuple(self.peak + step * unit for step in wide.steps)
+        return margin.requests(self.peak, self.batch, self.spread)
 
 
 def correct_peak(
-    total: float, values: Sequence[float], neighbours: NeighbourRuns, correction: Correction, batch: int
+    total: float, job: Conditions, near: Near, batch: int, left_out: AbstractSet[int] = frozenset()
 ) -> CorrectedPeak:
-    """Correct a structural estimate in MiB by its features and by runs of neighbouring models."""
-    known = [*values, *neighbours.values]
-    center = correction.center.predict(known)
-    spread = exp(correction.spread.predict([*known, abs(center)]))
-    peak = total * (1 + neighbours.beyond) * exp(center)
-    return CorrectedPeak(center=log(peak / total), peak=peak, spread=spread, batch=batch)
+    """Correct a structural estimate in MiB by runs of similar models; those in `left_out` do not count."""
+    runs = neighbour_runs(near, job, left_out)
+    return CorrectedPeak(runs.beyond, total * (1 + runs.beyond), runs.spread, batch)
 
 
 def joined(
-    shares: Sequence[float], answers: Sequence[CorrectedPeak], below: Sequence[CorrectedPeak], wide: Width
+    shares: Sequence[float], answers: Sequence[CorrectedPeak], below: Sequence[CorrectedPeak], margin: Margin
 ) -> Tuple[float, Tuple[float, ...]]:
     """Peak and requests of a batch size from the answers at its anchors; none is less than any below."""
     first, last = answers[0], answers[-1]
     peak = max([first.peak, *(answer.peak for answer in below)])
-    asked = _highest([first.requests(wide), *(answer.requests(wide) for answer in below)])
+    asked = _highest([first.requests(margin), *(answer.requests(margin) for answer in below)])
     if len(answers) == 1:
         return peak, asked
     share = shares[1]
-    high = _highest([asked, last.requests(wide)])
+    high = _highest([asked, last.requests(margin)])
     return peak + max(0.0, last.peak - peak) * share, tuple(
         low + (up - low) * share for low, up in zip(asked, high)
     )
@@ -220,11 +211,11 @@ def _highest(rows: Sequence[Tuple[float, ...]]) -> Tuple[float, ...]:
     return tuple(map(max, zip(*rows)))
 
 
-def width_group(summary: ModelSummary, shown: str) -> str:
-    """The group whose width a text has; `shown` is `group_of` its features. The batch size is no part."""
+def margin_group(summary: ModelSummary, shown: str) -> str:
+    """The group whose margin a text has; `shown` is its `shown_group`. The batch size is no part."""
     if shown == SHAPELESS:
         return SHAPELESS
-    if unseen(summary).is_much:
+    if custom_forward(summary).is_much:
         return WRITTEN if summary.shows.nesting else WRITTEN_FLAT
     return UNUSUAL if strange_layers(summary) else shown
 
@@ -246,21 +237,21 @@ def _move(parts: Mapping[str, int], peak: int) -> Tuple[Dict[str, int], int]:
     return moved, sum(moved.values())
 
 
-def group_of(values: Sequence[float]) -> str:
-    """How much of the model the text shows; each group has its own bound."""
-    value = dict(zip(NAMES, values))
-    if value["shapeless"]:
+def shown_group(summary: ModelSummary, walk: Walk) -> str:
+    """How much of the model the text shows; each group has its own similar models and its own margin."""
+    if not summary.has_shapes:
         return SHAPELESS
-    if value["guessed"] or value["incomplete"]:
+    if walk.has_guesses or not summary.complete:
         return "hidden"
-    if value["torchsummary"]:
-        return "torchsummary"
-    return "shown" if value["rows_without_inputs"] else "complete"
+    if not summary.shows.nesting:
+        return "torchsummary"  # named after the tool that wrote all such texts of the fit
+    without = any(layer.leaf and (not layer.inputs or "inputs" in layer.derived) for layer in summary.layers)
+    return "shown" if without else "complete"
 
 
 def strange_layers(summary: ModelSummary) -> str:
     """The kinds of layers that put a model outside what was measured, in a few words; "" where none does."""
-    kinds = sorted({layer.kind for layer in summary.layers if _UNSEEN_LAYERS.search(layer.kind)})
+    kinds = sorted({layer.kind for layer in summary.layers if _UNMEASURED_LAYERS.search(layer.kind)})
     reasons = [f"{', '.join(kinds[:3])} layers"] if kinds else []
     if any(_is_3d(layer) for layer in summary.layers):
         reasons.append("3-D convolutions")

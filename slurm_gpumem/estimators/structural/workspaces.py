@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Tuple
 
-from slurm_gpumem.estimators.workspaces.convolutions import middle_bytes
+from slurm_gpumem.estimators.workspaces.convolutions import usual_bytes
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.summaries.types import Shape
@@ -21,7 +21,7 @@ their context alone, as memory lines assume."""
 @lru_cache(maxsize=8192)
 def convolution_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
     """cuDNN's workspaces for a convolution over `rows` samples: forward, input's and weight's gradient."""
-    return middle_bytes(convolution, rows)
+    return usual_bytes(convolution, rows)
 
 
 @lru_cache(maxsize=8192)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
-from typing import Dict, List, Optional, Sequence, Tuple
+from math import ceil
+from typing import Dict, List, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.allocator_settings import AllocatorSettings, allocator_settings
+from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.coverage import request_at
-from slurm_gpumem.estimators.traced.features import features
-from slurm_gpumem.estimators.traced.learned import (
-    GROUP,
-    REFERENCE_CONTEXT_MIB,
-    packaged,
-    requests_of,
-    spread_of,
-)
+from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_spread
+from slurm_gpumem.estimators.margin import packaged as margins
+from slurm_gpumem.estimators.traced.fragmentation import fragmentation_mib
 from slurm_gpumem.estimators.traced.older_torch import in_version
-from slurm_gpumem.estimators.traced.orders import growth_by_order
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
-from slurm_gpumem.estimators.trees import Correction
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
-from slurm_gpumem.estimators.width import packaged as widths
 from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
@@ -37,8 +29,6 @@ _PART_OF = {
     "activations": "activations",
     "workspace": "workspace",
 }
-_MARGIN = 0.1
-"""Asked for beyond the peak where no bound was learned."""
 DOUBTED_SCALE = (1.5, 1.5, 1.5)
 """By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
 again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
@@ -55,88 +45,51 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
     trace, warnings = in_version(trace, job.torch)
     if job.gpus == 1:
-        return estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
+        return estimate_trace(trace, job, gpu, (*summary.warnings, *warnings))
     from slurm_gpumem.estimators.data_parallel import rank_trace
 
     trace, assumed = rank_trace(trace, job.gpus)
-    found = estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
+    found = estimate_trace(trace, job, gpu, (*summary.warnings, *warnings))
     return replace(found, assumptions=(*assumed, *found.assumptions))
 
 
-def estimate_trace(
-    trace: Trace, job: TrainingJob, gpu: Gpu, correction: Optional[Correction], warnings: Tuple[str, ...] = ()
-) -> Estimate:
-    """The estimate under a given correction (None: none)."""
+def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str, ...] = ()) -> Estimate:
+    """The estimate from a trace on one GPU."""
     settings = allocator_settings(job.alloc_conf)
     timeline = replay(trace, job.batch_size, gpu, settings)
     context = gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
-    parts = _with_tries(parts_of(timeline, context), timeline, context)
+    parts = _with_autotuning(parts_of(timeline, context), timeline, context)
     peak = sum(parts.values())
-    request, coverage = round(peak * (1 + _MARGIN)), None
-    requests: Tuple[int, ...] = ()
-    if correction is not None:
-        wide = widths()[GROUP]
-        moved = context - REFERENCE_CONTEXT_MIB
-        spread = _spread(trace, timeline, job.batch_size, gpu, correction, settings)
-        asked = requests_of(float(peak - moved), spread, job.batch_size, wide)
-        requests, coverage = tuple(max(peak, at + moved) for at in asked), wide.coverage
-    varied = _growth_by_order(trace, timeline.sizes, settings)
-    if varied:
-        middle, most = (max(0, varied[at]) // MIB for at in (len(varied) // 2, -1))
-        request = max(request + middle, peak + most)
-        requests = tuple(max(at + middle, peak + most) for at in requests)
-        parts["fragmentation"] += middle
-        peak += middle
-    if timeline.tried:
-        tried = round(timeline.tried * BEYOND / MIB) + context
-        request = max(request, tried)
-        requests = tuple(max(tried, at) for at in requests)
-    if timeline.beyond_tries > (max((request, *requests)) - context) * MIB:
-        warnings = (*warnings, _beyond_tries(timeline))
+    margin = margins()[TRACE]
+    moved = context - REFERENCE_CONTEXT_MIB
+    varied = fragmentation_mib(trace, peak - context, settings)
+    least = round(timeline.autotuned * BEYOND / MIB) + context if timeline.autotuned else 0
+    spread = trace_spread(parts["weights"] + parts["optimizer"], peak - moved)
+    requests = tuple(
+        max(least, peak + varied, ceil(at) + moved + varied)
+        for at in margin.requests(float(peak - moved), job.batch_size, spread)
+    )
+    if timeline.unseen_autotuning > (max(requests) - context) * MIB:
+        warnings = (*warnings, _unseen_autotuning(timeline))
     doubted = 0
     if trace.uses_conv and not gpu.workspaces_measured:
         wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=DOUBTED_SCALE), settings)
         doubted = max(0, wider.stats.peak_reserved - timeline.stats.peak_reserved) // MIB
     return Estimate(
         peak_mib=peak,
-        request_mib=max(request, peak) if coverage is None else request_at(requests, coverage),
+        request_mib=request_at(requests, margin.coverage),
         floor_mib=peak - parts["fragmentation"],
         parts=parts,
         estimator="trace",
         gpu=gpu.name,
         job=job,
         warnings=(*warnings, *_warnings(trace, job)),
-        assumptions=(_WAYS[trace.way], *_order_words(timeline, varied), *trace.remarks),
-        coverage=coverage,
+        assumptions=(_WAYS[trace.way], *_fragmentation_words(varied), *trace.remarks),
+        coverage=margin.coverage,
         requests=requests,
-        group=GROUP if requests else "",
+        group=TRACE,
         workspace_doubt_mib=doubted,
     )
-
-
-def _spread(
-    trace: Trace,
-    timeline: Timeline,
-    batch: int,
-    gpu: Gpu,
-    correction: Correction,
-    settings: AllocatorSettings,
-) -> float:
-    """The trace's spread, at the batch size that was traced: the doubt then follows the peak and no rule."""
-    as_traced = batch == trace.job.batch
-    found = _features(trace, timeline, gpu, settings) if as_traced else _as_traced(trace, gpu, settings)
-    return spread_of(found, correction)
-
-
-@lru_cache(maxsize=4)
-def _as_traced(trace: Trace, gpu: Gpu, settings: AllocatorSettings) -> Tuple[float, ...]:
-    """The features at the traced batch; kept, because a memory line asks for hundreds of batches."""
-    return _features(trace, replay(trace, None, gpu, settings), gpu, settings)
-
-
-def _features(trace: Trace, timeline: Timeline, gpu: Gpu, settings: AllocatorSettings) -> Tuple[float, ...]:
-    total = timeline.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
-    return tuple(features(trace, timeline, total, None, gpu, settings))
 
 
 def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
@@ -150,17 +103,17 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     return parts
 
 
-def _with_tries(parts: Dict[str, int], timeline: Timeline, context: int) -> Dict[str, int]:
-    """The parts where cuDNN tries algorithms: other workspaces, and less that is reserved beside them."""
-    if not timeline.tried:
+def _with_autotuning(parts: Dict[str, int], timeline: Timeline, context: int) -> Dict[str, int]:
+    """The parts while cuDNN times algorithms: other workspaces, and less that is reserved beside them."""
+    if not timeline.autotuned:
         return parts
-    moved = round(timeline.tried / MIB) + context - sum(parts.values())
+    moved = round(timeline.autotuned / MIB) + context - sum(parts.values())
     fragmentation = max(0, parts["fragmentation"] + min(0, moved))
     return {**parts, "workspace": parts["workspace"] + max(0, moved), "fragmentation": fragmentation}
 
 
-def _beyond_tries(timeline: Timeline) -> str:
-    largest = timeline.beyond_tries / (MIB << 10)
+def _unseen_autotuning(timeline: Timeline) -> str:
+    largest = timeline.unseen_autotuning / (MIB << 10)
     return (
         "cudnn.benchmark: cuDNN may try workspaces here that are larger than any measured one, "
         f"up to {largest:.0f} GiB for the job. They are not in the request; PyTorch goes on without them "
@@ -169,18 +122,12 @@ def _beyond_tries(timeline: Timeline) -> str:
     )
 
 
-_growth_by_order = lru_cache(maxsize=2)(growth_by_order)
-
-
-def _order_words(timeline: Timeline, varied: Sequence[int]) -> Tuple[str, ...]:
-    """What the order of batches was found to do."""
-    if not varied or varied[-1] <= 0:
+def _fragmentation_words(varied: int) -> Tuple[str, ...]:
+    if not varied:
         return ()
-    own = timeline.stats.peak_reserved
-    least, most = (round((own + max(0, varied[at])) / MIB) for at in (0, -1))
     return (
-        f"batches of many lengths: depending on their order PyTorch reserves {least:,} to {most:,} MiB, as "
-        f"{len(varied)} trainings show; the middle one counts, and the request has room for the largest",
+        "batches of many lengths fragment PyTorch's cache, depending on their order: the request has "
+        f"{varied:,} MiB for it",
     )
 
 

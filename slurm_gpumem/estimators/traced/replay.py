@@ -8,8 +8,8 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
+from slurm_gpumem.estimators.traced.autotuning import play_autotuning
 from slurm_gpumem.estimators.traced.steps import further_step
-from slurm_gpumem.estimators.traced.tries import play_tries
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
@@ -34,10 +34,10 @@ class Timeline:
     """Where that peak is."""
     sizes: Tuple[int, ...] = ()
     """Bytes of each of the trace's sites."""
-    tried: int = 0
-    """Peak of reserved bytes where cuDNN tries algorithms; 0 where it does not."""
-    beyond_tries: int = 0
-    """Bytes allocated at most if cuDNN tried what it was not seen to try; 0 without such calls."""
+    autotuned: int = 0
+    """Peak of reserved bytes while cuDNN times algorithms; 0 where it does not."""
+    unseen_autotuning: int = 0
+    """Bytes allocated at most if cuDNN timed what it was never seen to time; 0 without such calls."""
 
     @property
     def at_peak(self) -> Mapping[str, int]:
@@ -60,44 +60,27 @@ def replay(
     allocator = CachingAllocator(settings)
     allocator.replay(events)
     stats = allocator.stats()
-    tried, beyond_tries = _tries(trace, batch, sizes, gpu, settings)
+    autotuned, unseen = _autotuning(trace, batch, sizes, gpu, settings)
     return Timeline(
         stats=replace(stats, peak_reserved=_reserved_later(allocator, trace, sizes)),
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
         sizes=sizes,
-        tried=tried,
-        beyond_tries=beyond_tries,
+        autotuned=autotuned,
+        unseen_autotuning=unseen,
     )
 
 
-def _tries(
+def _autotuning(
     trace: Trace, batch: Optional[int], sizes: Sequence[int], gpu: Optional[Gpu], settings: AllocatorSettings
 ) -> Tuple[int, int]:
-    """Bytes reserved at most where cuDNN tries algorithms, and beyond what it was seen to try."""
+    """Bytes reserved at most while cuDNN times algorithms, and if it timed what it was never seen to time."""
     if not trace.benchmark:
         return 0, 0
     at = trace.job.batch if batch is None else batch
     allocator = CachingAllocator(settings)
-    beyond = play_tries(trace, at, _events(trace.events, sizes), gpu, allocator)
-    return _reserved_later(allocator, trace, sizes), beyond
-
-
-def reserved_with(
-    trace: Trace,
-    timeline: Timeline,
-    batch: Optional[int],
-    gpu: Optional[Gpu],
-    workspace: str,
-    settings: AllocatorSettings = DEFAULTS,
-) -> int:
-    """Peak of reserved bytes with another answer to how much cuDNN takes than in the timeline."""
-    sizes = site_sizes(trace, batch, gpu, workspace)
-    if sizes == timeline.sizes:
-        return timeline.stats.peak_reserved
-    allocator = CachingAllocator(settings)
-    allocator.replay(_events(trace.events, sizes))
-    return _reserved_later(allocator, trace, sizes)
+    unseen = play_autotuning(trace, at, _events(trace.events, sizes), gpu, allocator)
+    return _reserved_later(allocator, trace, sizes), unseen
 
 
 _further_step = lru_cache(maxsize=2)(further_step)
@@ -127,28 +110,17 @@ def _count(values: Sequence[int]) -> int:
     return len([value for value in values if value >= 0])
 
 
-def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
-    """Bytes of the workspaces of convolutions and sums."""
-    return [
-        size
-        for site, size in zip(trace.sites, timeline.sizes)
-        if site.convolution is not None or site.reduction is not None
-    ]
-
-
 def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> Sequence[Event]:
     """The trace's events as the allocator takes them: one for each, sizes in bytes."""
     return _events(trace.events, site_sizes(trace, batch, gpu))
 
 
-def site_sizes(
-    trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str = "middle"
-) -> Tuple[int, ...]:
+def site_sizes(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> Tuple[int, ...]:
     """Bytes of each site at a batch size, on a GPU."""
     at = trace.job.batch if batch is None else batch
     cublas = DEFAULT_CUBLAS if gpu is None else gpu.cublas_workspace_bytes
     sms = DEFAULT_SMS if gpu is None or gpu.sms is None else gpu.sms
-    sizes = tuple(_size(site, at, cublas, sms, workspace) for site in trace.sites)
+    sizes = tuple(_size(site, at, cublas, sms) for site in trace.sites)
     if gpu is None or not gpu.workspace_scale:
         return sizes
     scale = dict(zip(("fp32", "fp16", "bf16"), gpu.workspace_scale))
@@ -171,11 +143,11 @@ def _events(values: Sequence[int], sizes: Sequence[int]) -> List[Tuple[int, int]
     return events
 
 
-def _size(site: Site, batch: int, cublas: int, sms: int, workspace: str) -> int:
+def _size(site: Site, batch: int, cublas: int, sms: int) -> int:
     if site.reduction is not None:
         return reduction_bytes(site.reduction, batch, sms)
     if site.convolution is not None:
-        return workspace_bytes(site.convolution, batch, workspace)
+        return workspace_bytes(site.convolution, batch)
     return cublas if site.is_cublas else site.bytes_at(batch)
 
 

@@ -3,10 +3,8 @@
 cuDNN's fast kernels need channels last and aligned channels: for other layouts they copy input, output and
 weight into their workspace; gradients of weights are summed in parts. cuDNN picks the kernel by its own
 heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
-(lab/fit/workspaces.py), predict which of these sums a call needs; the median of their answers counts,
-unless the call itself was measured (measured_calls.py), or it was measured at a smaller and a larger batch
-size and needed the same sum at both. Gradients of weights by Fourier transforms have trees of their own
-(fourier.py).
+(lab/fit/workspaces.py), predict which of these sums a call needs; the median of their answers counts.
+Gradients of weights by Fourier transforms have trees of their own (fourier.py).
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, prod
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from statistics import median
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.workspaces import fourier, measured_calls
+from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.columns import read_as
 from slurm_gpumem.estimators.workspaces.tree import COLUMNS, Tree, trees_of
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution, evaluate
@@ -30,17 +29,12 @@ ALIGNMENT_BYTES = 16
 GROUP_ALIGNMENT = 32
 """... and those of one group of several to this many channels."""
 
-ANSWERS = ("least", "middle", "most")
-NEXT_TO_NOTHING = 256 << 10
-"""Bytes; smaller workspaces do not matter."""
 PRODUCTS_FROM, PRODUCTS_ALIGNED_FROM, PRODUCTS_HALF_TO = 256, 64, 256
 """Channels on the narrow side of a 1-D kernel of one tap: from 256 all measured gradients of its weight are a
 product for each sample in single precision. From 64 on nearly all are, in single precision and up to 256 in
 half, where both sides are multiples of 8."""
 PRODUCTS_ROWS, PRODUCTS_LENGTH = 16, 32
 """Samples and positions from which that holds in half precision: jobs with 7 to 21 positions copy instead."""
-SAME_SUM = 0.02
-"""How far two calls' multiples of a sum may differ and still count as one law."""
 
 BASES = ("nothing", "data", "output", "both", "data+weight", "output+weight", "all", "all+weight",
          "weight", "weight of each", "weight of each, at most both")  # fmt: skip
@@ -89,24 +83,24 @@ class Forest:
     trees: Tuple[Tree, ...]
     beyond: Tree
 
-    def answers(self, values: Sequence[float], bases: Sequence[float]) -> List[int]:
-        """Bytes predicted by each of the trees, the least first."""
-        return sorted(int(tree.bytes(values, bases, self.beyond)) for tree in self.trees)
+    def answer(self, values: Sequence[float], bases: Sequence[float]) -> int:
+        """Bytes: the median of the trees."""
+        return int(median(tree.bytes(values, bases, self.beyond) for tree in self.trees))
 
 
-def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
-    """Bytes of the workspace at a batch size; "least" and "most" of the answers show how certain it is."""
+def workspace_bytes(convolution: Convolution, batch: int) -> int:
+    """Bytes of the workspace at a batch size."""
     rows = evaluate(convolution.batch, batch)
-    return _answers(convolution.call, _of_any_call(convolution), rows)[ANSWERS.index(answer)]
+    return _bytes(convolution.call, _of_any_call(convolution), rows)
 
 
-def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
-    """The workspaces of all three calls at once: forward, the input's gradient, the weight's gradient.
+def usual_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
+    """The workspaces of all three calls: forward, the input's gradient, the weight's gradient.
 
-    For estimates from texts, whose correction was fitted without Fourier transforms and does without them.
+    For estimates from texts, whose similar models were simulated without Fourier transforms.
     """
     asked = _of_any_call(convolution)
-    forward, of_input, of_weight = (_usual(call, asked, rows)[1] for call in CALLS)
+    forward, of_input, of_weight = (_usual(call, asked, rows) for call in CALLS)
     return forward, of_input, of_weight
 
 
@@ -117,33 +111,20 @@ def _of_any_call(convolution: Convolution) -> Convolution:
 
 
 @lru_cache(maxsize=4096)
-def _answers(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
+def _bytes(call: str, convolution: Convolution, rows: int) -> int:
     whole = fourier.weight_bytes(convolution, rows) if call == "weight" else 0
-    if not whole or _known(call, convolution, rows) is not None:
-        return _usual(call, convolution, rows)
     asked = Call(convolution, rows)
-    share = fourier.share(_numbers(convolution, rows)[0], whole, asked.data + asked.output)
-    if share <= fourier.FROM:
-        return _usual(call, convolution, rows)
-    least = whole if share == 1 else min(whole, _usual(call, convolution, rows)[0])
-    return least, whole, whole
+    if whole and fourier.picked(_numbers(convolution, rows)[0], whole, asked.data + asked.output):
+        return whole
+    return _usual(call, convolution, rows)
 
 
 @lru_cache(maxsize=4096)
-def _usual(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
-    """What is needed without Fourier transforms, unless the call was measured."""
-    known = _known(call, convolution, rows)
-    if known is not None:
-        return known, known, known
+def _usual(call: str, convolution: Convolution, rows: int) -> int:
+    """What is needed without Fourier transforms."""
     if _sums_products(call, convolution, rows):
-        whole = rows * convolution.channels * convolution.outputs * BYTES["fp32"]
-        return whole, whole, whole
-    found = _by_trees(call, convolution, rows)
-    twin = _twin(convolution)
-    known = None if twin is None else _known(call, twin, rows)
-    if known is not None:
-        return min(known, found[0]), known, max(known, found[-1])
-    return found[0], found[len(found) // 2], found[-1]
+        return rows * convolution.channels * convolution.outputs * BYTES["fp32"]
+    return _forests()[call].answer(*_numbers(convolution, rows))
 
 
 def _sums_products(call: str, c: Convolution, rows: int) -> bool:
@@ -162,60 +143,11 @@ def _sums_products(call: str, c: Convolution, rows: int) -> bool:
     return aligned and plenty and PRODUCTS_ALIGNED_FROM <= narrow <= PRODUCTS_HALF_TO
 
 
-def _by_trees(call: str, convolution: Convolution, rows: int) -> List[int]:
-    return _forests()[call].answers(*_numbers(convolution, rows))
-
-
 @lru_cache(maxsize=1024)
 def _numbers(convolution: Convolution, rows: int) -> Tuple[List[float], List[float]]:
     """What the trees of all calls look at."""
     call = Call(convolution, rows)
     return features(call), base_bytes(call)
-
-
-def _known(call: str, convolution: Convolution, rows: int) -> Optional[int]:
-    """Bytes, if this call or its neighbours were measured."""
-    measured = measured_calls.packaged()
-    known = measured.bytes_at(convolution, rows, call)
-    if known is None and measured.covers(convolution, rows):
-        # Measured, and not kept: the trees are right.
-        found = _by_trees(call, convolution, rows)
-        return found[len(found) // 2]
-    return _between(call, convolution, rows, measured) if known is None else known
-
-
-@lru_cache(maxsize=1024)
-def _twin(convolution: Convolution) -> Optional[Convolution]:
-    """The same in the other 16-bit type: cuDNN mostly treats both alike, except for depthwise ones."""
-    other = {"fp16": "bf16", "bf16": "fp16"}.get(convolution.dtype)
-    return None if other is None or _depthwise(convolution) else replace(convolution, dtype=other)
-
-
-def _between(
-    call: str, convolution: Convolution, rows: int, measured: measured_calls.Measured
-) -> Optional[int]:
-    """What follows from the nearest measured batch sizes on both sides, if one law holds for both."""
-    near = measured.neighbours(convolution, rows, call)
-    if near is None:
-        return None
-    low, high = ((Call(convolution, other), _usual(call, convolution, other)[1]) for other in near)
-    return same_law(low, high, Call(convolution, rows))
-
-
-def same_law(low: Tuple[Call, int], high: Tuple[Call, int], call: Call) -> Optional[int]:
-    """Bytes of a call between two measured ones that need the same multiple of one sum; otherwise None."""
-    (small, least), (large, most) = low, high
-    if max(least, most) < NEXT_TO_NOTHING:
-        return (least + most) // 2
-    if not min(least, most):
-        return None
-    best = (SAME_SUM, 0.0)
-    for under, over, here in zip(*(base_bytes(each)[1:] for each in (small, large, call))):
-        if not under or not over:
-            continue
-        first, last = least / under, most / over
-        best = min(best, (abs(last / first - 1), (first + last) / 2 * here))
-    return int(best[1]) if best[0] < SAME_SUM else None
 
 
 def base_bytes(call: Call) -> List[float]:

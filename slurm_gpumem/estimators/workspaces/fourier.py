@@ -3,7 +3,7 @@
 In single precision cuDNN's heuristics pick them for some narrow layers with many samples. The workspace is
 then exactly that of benchmark.py's rule, up to twenty times input and output. All that were measured have
 kernels of more than one tap, nearly all channels first. Small trees say how likely a call is one of them
-(lab/fit/fourier.py); calls that were measured themselves do not need them. The gradient of the input also
+(lab/fit/fourier.py). The gradient of the input also
 has such cases, but trees did not find those of channels that they had not seen.
 """
 
@@ -42,10 +42,10 @@ def with_transforms(values: Sequence[float], transforms: int, both: int) -> Sequ
     return (*values, log2(transforms / max(both, 1)), log2(transforms))
 
 
-def share(values: Sequence[float], transforms: int, both: int) -> float:
-    """How likely a call is one by Fourier transforms: the mean of the trees."""
+def picked(values: Sequence[float], transforms: int, both: int) -> bool:
+    """Whether a call is taken for one by Fourier transforms."""
     asked, trees = with_transforms(values, transforms, both), _trees()
-    return sum(tree.thresholds[tree.leaf(asked)] for tree in trees) / len(trees)
+    return sum(tree.thresholds[tree.leaf(asked)] for tree in trees) / len(trees) > FROM
 
 
 @lru_cache(maxsize=1)

@@ -1,22 +1,22 @@
-"""What measured runs of like models teach about a job."""
+"""What measured runs of similar models teach about a job."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import List, Sequence
+from typing import Sequence
 
 import pytest
 
 from lab.fit.folds import fold_of_name, name_of
-from lab.fit.relatives_file import make, only, to_json
+from lab.fit.similar_models import make, only, to_json
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.corrected import relatives
-from slurm_gpumem.estimators.corrected.features import NAMES
-from slurm_gpumem.estimators.corrected.relatives import (
-    Relatives,
+from slurm_gpumem.estimators.corrected.similar import (
+    Conditions,
+    NeighbourRuns,
     Run,
+    SimilarModels,
     from_json,
     nearest,
     neighbour_runs,
@@ -36,7 +36,7 @@ def run(model: int, beyond: float, *, amp: float = 0.0, activations: float = 0.8
     return Run(model, beyond, activations, amp, 9.0)
 
 
-def known() -> Relatives:
+def known() -> SimilarModels:
     return make(
         MODELS,
         [
@@ -49,14 +49,12 @@ def known() -> Relatives:
     )
 
 
-def features(activations: float = 0.8, amp: float = 0.0) -> List[float]:
-    values = dict.fromkeys(NAMES, 0.0)
-    values.update(share_activations=activations, amp=amp, log_total=9.0)
-    return list(values.values())
+def job(activations: float = 0.8, amp: float = 0.0) -> Conditions:
+    return Conditions(activations, amp, 9.0)
 
 
-def told(classes: Sequence[str], **changes: float) -> relatives.NeighbourRuns:
-    return neighbour_runs(known().near("complete", frozenset(classes)), features(**changes))
+def told(classes: Sequence[str], **changes: float) -> NeighbourRuns:
+    return neighbour_runs(known().near("complete", frozenset(classes)), job(**changes))
 
 
 def test_models_of_the_same_classes_teach_and_others_are_not_heard() -> None:
@@ -65,11 +63,10 @@ def test_models_of_the_same_classes_teach_and_others_are_not_heard() -> None:
     assert told({"Mystery", "Puzzle"}).beyond == 0
 
 
-def test_without_relatives_nothing_is_moved_and_the_doubt_is_large() -> None:
-    stranger, sister = told({"Mystery"}), told(PLAIN)
-    assert (stranger.beyond, stranger.weight) == (0.0, 0.0)
-    assert sister.weight > 0.5
-    assert stranger.values[1] < sister.values[1]
+def test_without_similar_models_nothing_is_moved_and_the_spread_is_large() -> None:
+    unknown, known_one = told({"Mystery"}), told(PLAIN)
+    assert unknown.beyond == 0.0
+    assert unknown.spread > 2 * known_one.spread
 
 
 def test_runs_of_the_same_precision_count_more() -> None:
@@ -82,20 +79,16 @@ def test_a_job_of_few_activations_is_moved_less() -> None:
 
 def test_models_that_are_left_out_are_not_heard() -> None:
     near = known().near("complete", BOTTLENECK)
-    assert neighbour_runs(near, features(), frozenset({0, 1})).weight < 0.1
-    assert (
-        neighbour_runs(
-            only(known(), lambda name: name == "own/plain").near("complete", WINDOWS), features()
-        ).weight
-        == 0
-    )
+    assert neighbour_runs(near, job(), frozenset({0, 1})).beyond == 0
+    others = only(known(), lambda name: name == "own/plain")
+    assert neighbour_runs(others.near("complete", WINDOWS), job()).beyond == 0
 
 
 def test_the_nearest_is_named() -> None:
     near = known().near("complete", BOTTLENECK)
-    assert nearest(known().near("complete", WINDOWS), features(), known()) == "timm/swin_tiny"
-    assert nearest(near, features(amp=1.0), known()) == "timm/resnet101"
-    assert nearest((), features(), known()) == ""
+    assert nearest(known().near("complete", WINDOWS), job(), known()) == "timm/swin_tiny"
+    assert nearest(near, job(amp=1.0), known()) == "timm/resnet101"
+    assert nearest((), job(), known()) == ""
 
 
 def test_texts_of_another_group_do_not_teach() -> None:

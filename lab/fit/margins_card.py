@@ -1,4 +1,4 @@
-"""The card of the widths: how requests do on families and on authors that were held out."""
+"""The card of the margins: how requests do on families and on authors that were held out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from itertools import permutations
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from lab.fit import folds
-from lab.fit.width_fit import COVERAGE, Need, fit_group, request, share
+from lab.fit.margin_fit import COVERAGE, Need, fit_group, request, share
 from lab.score.accuracy import quantile
-from slurm_gpumem.estimators import width
+from slurm_gpumem.estimators import margin
 from slurm_gpumem.estimators.coverage import EXPLAINED, between
-from slurm_gpumem.estimators.width import Width
+from slurm_gpumem.estimators.margin import Margin
 
 _HEAD = (
     "| text | code | runs | median / P90 | coverage | below need | Σ request / Σ need | > 1.5 × / > 2 × |",
@@ -20,14 +20,14 @@ _HEAD = (
 
 def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) -> List[str]:
     """Markdown: the figures on families and kinds that each fold's fit never saw."""
-    by_fold = [width.from_json(part, "the fold just fitted") for part in parts]
-    used = width.from_json(whole, "the fit")
+    by_fold = [margin.from_json(part, "the fold just fitted") for part in parts]
+    used = margin.from_json(whole, "the fit")
     lines = [
-        "# How wide requests are",
+        "# Margins of requests",
         "",
-        "Written by `python -m lab.fit.widths` (`make fit`); do not edit. Every run below is",
-        "answered by widths fitted without its family of models, or without all hand-written networks of its",
-        "author, as if no relative of its model had been measured.",
+        "Written by `python -m lab.fit.margins` (`make fit`); do not edit. Every run below is",
+        "answered by margins fitted without its family of models, or without all custom networks of its",
+        "author, as if no model of its family had been measured.",
         "",
         *_HEAD,
     ]
@@ -46,7 +46,7 @@ def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mappi
         ("torchinfo_full", "library", lambda one: one.tool == "torchinfo_full" and one.kind == "library"),
         (
             "torchinfo_full",
-            "unseen",
+            "custom forward",
             lambda one: one.tool == "torchinfo_full" and one.group == "written",
         ),
         ("trace", "all", lambda one: one.tool == "trace"),
@@ -58,27 +58,27 @@ def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mappi
     lines += ["", *_authors(needs, by_fold), "", *_checks(needs)]
     lines += [
         "",
-        "| group | rows | default | powers: spread, size, batch | doubt of a 4 GiB job |",
+        "| group | rows | default | powers: spread, size, batch | margin of a 4 GiB job |",
         "|---|---|---|---|---|",
     ]
     for name, wide in used.items():
         own = [one for one in needs if one.group == name]
         usual = quantile(sorted(one.spread for one in own), 0.5)
         batch = round(quantile(sorted(float(one.batch) for one in own), 0.5))
-        doubt = between(wide.steps, wide.coverage) * wide.unit_mib(4096.0, usual, batch)
+        added = between(wide.steps, wide.coverage) * wide.unit_mib(4096.0, batch, usual)
         lines.append(
             f"| {name} | {len(own):,} | {wide.coverage:.0%} | {wide.spread:g}, {wide.size:g}, {wide.batch:g} "
-            f"| {doubt:,.0f} MiB |"
+            f"| {added:,.0f} MiB |"
         )
     return lines
 
 
-def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, Width]]) -> List[str]:
+def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, Margin]]) -> List[str]:
     """What to expect of hand-written networks by somebody whose networks were not measured."""
     written = [one for one in needs if one.tool == "torchinfo_deep" and one.author]
     lines = [
-        "Hand-written networks by the plan that measured them, each by widths without that author's networks",
-        "(torchinfo with all layers), and those of the blind checks, each by widths of another one's alone:",
+        "Custom networks by the plan that measured them, each by margins without that author's networks",
+        "(torchinfo with all layers), and those of the blind checks, each by margins of another one's alone:",
         "",
         *_HEAD,
     ]
@@ -97,7 +97,7 @@ def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, Width]]) -> L
 def _checks(needs: Sequence[Need]) -> List[str]:
     """What to expect of traces of fresh jobs."""
     traces = [one for one in needs if one.tool == "trace" and one.kind != "generated"]
-    lines = ["Traces of the blind checks' jobs, each by widths without all jobs of its check:", "", *_HEAD]
+    lines = ["Traces of the blind checks' jobs, each by margins without all jobs of its check:", "", *_HEAD]
     for check in sorted({one.check for one in traces} - {""}):
         own = [one for one in traces if one.check == check]
         wide = {"trace": fit_group([one for one in traces if one.check != check], COVERAGE["trace"])}
@@ -108,7 +108,7 @@ def _checks(needs: Sequence[Need]) -> List[str]:
 
 
 def _line(
-    name: str, own: Sequence[Need], by_fold: Sequence[Mapping[str, Width]], coverage: Optional[float]
+    name: str, own: Sequence[Need], by_fold: Sequence[Mapping[str, Margin]], coverage: Optional[float]
 ) -> str:
     errors = sorted(abs((one.peak + one.moved) / (one.need + one.moved) - 1) for one in own)
     asked = [request(one, by_fold[one.fold][one.group], coverage) for one in own]

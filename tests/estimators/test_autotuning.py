@@ -1,4 +1,4 @@
-"""Tries of cudnn.benchmark: once for each shape and thread, beside what lives then."""
+"""Autotuning by cudnn.benchmark: once for each shape and thread, beside what lives then."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _trace(sites: Sequence[Site], events: Sequence[int], phases: Sequence[Tuple[
 
 
 def _tried(trace: Trace) -> int:
-    return replay(trace, 1, find_gpu("h200")).tried
+    return replay(trace, 1, find_gpu("h200")).autotuned
 
 
 def test_a_shape_is_tried_once_beside_what_lives_at_its_first_call() -> None:
@@ -74,7 +74,7 @@ def test_tries_that_were_never_seen_draw_a_warning_that_says_what_to_do() -> Non
 
 
 def _warnings(trace: Trace) -> List[str]:
-    return list(estimate_trace(trace, TrainingJob(batch_size=1), find_gpu("h200"), None).warnings)
+    return list(estimate_trace(trace, TrainingJob(batch_size=1), find_gpu("h200")).warnings)
 
 
 def test_an_allocator_gives_back_the_segments_in_which_nothing_lives() -> None:

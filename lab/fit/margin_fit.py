@@ -1,4 +1,4 @@
-"""How wide requests of a group of texts must be: the units that ask for least at its coverage."""
+"""The margin of a group of texts or of traces: the units that ask for least at its coverage."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 from lab.score.accuracy import quantile
 from slurm_gpumem.estimators.coverage import LEVELS, between
-from slurm_gpumem.estimators.traced import learned
-from slurm_gpumem.estimators.width import FORMAT, Width
+from slurm_gpumem.estimators.margin import FORMAT, TRACE, Margin
 
 COVERAGE: Mapping[str, float] = {
     "complete": 0.98,
@@ -19,7 +18,7 @@ COVERAGE: Mapping[str, float] = {
     "written": 0.95,
     "written-flat": 0.95,
     "shapeless": 0.9,
-    "trace": 0.99,
+    TRACE: 0.99,
 }
 """What is asked of each group. Where a text hides much, 98 % would ask for several times the need."""
 SPREAD_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -57,11 +56,11 @@ class Need(NamedTuple):
 
 
 def fit(needs: Sequence[Need]) -> Dict[str, Any]:
-    """The widths of all groups."""
+    """The margins of all groups."""
     by_group: Dict[str, List[Need]] = defaultdict(list)
     for need in needs:
         # Generated networks are scored, but teach nothing here: they are wilder than what people write.
-        wild = need.kind == "generated" and (need.group.startswith("written") or need.group == learned.GROUP)
+        wild = need.kind == "generated" and (need.group.startswith("written") or need.group == TRACE)
         if not wild:
             by_group[need.group].append(need)
     return {
@@ -70,11 +69,11 @@ def fit(needs: Sequence[Need]) -> Dict[str, Any]:
     }
 
 
-def fit_group(needs: Sequence[Need], coverage: float) -> Width:
+def fit_group(needs: Sequence[Need], coverage: float) -> Margin:
     """The powers that ask for least at the coverage, and the steps in their units."""
     traces = _are_traces(needs)
     tried = [
-        _with_steps(needs, Width((), *powers, coverage))
+        _with_steps(needs, Margin((), *powers, coverage))
         for powers in (
             (spread, size, batch)
             for spread in SPREAD_POWERS
@@ -82,33 +81,34 @@ def fit_group(needs: Sequence[Need], coverage: float) -> Width:
             for batch in (BATCH_POWERS[:1] if traces else BATCH_POWERS)
         )
     ]
-    return min(tried, key=lambda wide: _loss(needs, wide))
+    return min(tried, key=lambda margin: _loss(needs, margin))
 
 
-def _with_steps(needs: Sequence[Need], wide: Width) -> Width:
-    ordered = sorted((one.need - one.peak) / wide.unit_mib(one.peak, one.spread, one.batch) for one in needs)
+def _with_steps(needs: Sequence[Need], margin: Margin) -> Margin:
+    units = ((one, margin.unit_mib(one.peak, one.batch, one.spread)) for one in needs)
+    ordered = sorted((one.need - one.peak) / unit for one, unit in units)
     count = len({one.unit for one in needs})
     # Runs of one family err together, so families are counted, not runs.
     levels = [min(1.0, level * (count + 1) / count) for level in LEVELS]
     if all(one.group.startswith("written") for one in needs):
         levels = [1 - (1 - level) * FEW_AUTHORS for level in levels]
-    return wide._replace(steps=tuple(max(0.0, quantile(ordered, level)) for level in levels))
+    return margin._replace(steps=tuple(max(0.0, quantile(ordered, level)) for level in levels))
 
 
 def _are_traces(needs: Sequence[Need]) -> bool:
-    return all(one.group == learned.GROUP for one in needs)
+    return all(one.group == TRACE for one in needs)
 
 
-def _loss(needs: Sequence[Need], wide: Width) -> float:
-    asked = [request(one, wide) for one in needs]
+def _loss(needs: Sequence[Need], margin: Margin) -> float:
+    asked = [request(one, margin) for one in needs]
     ratios = [made / (one.need + one.moved) for made, one in zip(asked, needs)]
     return sum(asked) / sum(one.need + one.moved for one in needs) + share(r > GRUMBLE for r in ratios)
 
 
-def request(one: Need, wide: Width, coverage: Optional[float] = None) -> float:
+def request(one: Need, margin: Margin, coverage: Optional[float] = None) -> float:
     """What is asked for, the job's own context included."""
-    unit = wide.unit_mib(one.peak, one.spread, one.batch)
-    return one.peak + between(wide.steps, coverage or wide.coverage) * unit + one.moved
+    unit = margin.unit_mib(one.peak, one.batch, one.spread)
+    return one.peak + between(margin.steps, coverage or margin.coverage) * unit + one.moved
 
 
 def share(flags: Iterable[bool]) -> float:

@@ -1,4 +1,4 @@
-"""Code that no text shows: which classes are known, how much is unseen, what is asked for then."""
+"""Custom forwards: which classes are known, how much of a model is not, what is asked for then."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from lab.places import DATA, HANDWRITTEN
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.corrected import unseen as room
-from slurm_gpumem.estimators.corrected.unseen import FILE, KnownClasses, known_classes, unseen
+from slurm_gpumem.estimators.corrected import custom_forward as room
+from slurm_gpumem.estimators.corrected.custom_forward import (
+    FILE,
+    KnownClasses,
+    custom_forward,
+    known_classes,
+)
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.formats import BY_NAME
@@ -35,7 +40,7 @@ def test_a_librarys_model_has_nothing_unseen() -> None:
     truth = load_ground_truth(DATA / "blind-check")
     keys = {run.summary for run in truth.runs if run.row["source"] != "own"}
     shares = [
-        unseen(read_summary(truth.texts[key]["torchinfo_full"].rstrip("\n") + "\n")).is_much
+        custom_forward(read_summary(truth.texts[key]["torchinfo_full"].rstrip("\n") + "\n")).is_much
         for key in sorted(keys)
         if "torchinfo_full" in truth.texts[key]
     ]
@@ -46,26 +51,26 @@ def test_a_librarys_model_has_nothing_unseen() -> None:
 def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
     truth = load_ground_truth(HANDWRITTEN)
     summary = read_summary(truth.texts["own/w-pairformer@128"]["torchinfo_full"].rstrip("\n") + "\n")
-    found = unseen(summary)
+    found = custom_forward(summary)
     assert found.is_much
     assert found.message == "what PairBlock.forward does cannot be seen in a text; `gpumem trace` can"
     answer = registry.run("corrected", summary, TrainingJob(8), find_gpu("h200"))
-    assert f"the request is wide: {found.message}" in answer.warnings
+    assert f"the margin is large: {found.message}" in answer.warnings
     assert answer.custom_forward == found
 
 
 def test_a_keras_text_is_never_sent_to_a_trace_of_pytorch_code() -> None:
     summary = ModelSummary("keras", (Layer("Conv2D", params=320),), shows=BY_NAME["keras"].shows)
-    assert unseen(summary).is_much
-    assert "PyTorch" in unseen(summary).message
-    assert "trace" not in unseen(summary).message
+    assert custom_forward(summary).is_much
+    assert "PyTorch" in custom_forward(summary).message
+    assert "trace" not in custom_forward(summary).message
 
 
 def test_nearly_every_hand_written_network_is_recognized_from_any_text() -> None:
     truth = load_ground_truth(HANDWRITTEN)
     for tool, missed in (("torchinfo_full", 0.05), ("torchinfo", 0.05), ("torchsummary", 0.0)):
         found = [
-            bool(unseen(read_summary(texts[tool].rstrip("\n") + "\n")).classes)
+            bool(custom_forward(read_summary(texts[tool].rstrip("\n") + "\n")).classes)
             for _, texts in sorted(truth.texts.items())[::4]
             if tool in texts
         ]
@@ -87,17 +92,18 @@ def _flat(*kinds: str) -> ModelSummary:
 
 
 def test_without_nesting_one_general_name_is_no_librarys_model() -> None:
-    assert not unseen(_flat("Conv2d", "ReLU", "Bottleneck")).classes  # torchvision's ResNets name no other
-    assert unseen(_flat("Conv2d", "ReLU", "ConvBN")).classes == ("model",)
+    # torchvision's ResNets name no other class.
+    assert not custom_forward(_flat("Conv2d", "ReLU", "Bottleneck")).classes
+    assert custom_forward(_flat("Conv2d", "ReLU", "ConvBN")).classes == ("model",)
     # Weights that are computed from others are torch's own, in any model.
-    assert unseen(_flat("_WeightNorm", "ParametrizedConv1d", "ReLU")).classes == ("model",)
+    assert custom_forward(_flat("_WeightNorm", "ParametrizedConv1d", "ReLU")).classes == ("model",)
 
 
 def test_without_nesting_a_class_must_end_with_a_layer_that_the_known_one_has() -> None:
     theirs = ("Conv2d", "Attention", "Conv2d", "Mlp", "Block")
-    assert not unseen(_flat(*theirs)).classes
+    assert not custom_forward(_flat(*theirs)).classes
     mine = ("Conv2d", "Attention", "Conv2d", "InvertedResidual", "Identity", "Block")
-    assert unseen(_flat(*mine)).classes == ("Block",)
+    assert custom_forward(_flat(*mine)).classes == ("Block",)
 
 
 def test_without_nesting_a_class_whose_layers_do_not_fit_its_rule_is_unseen() -> None:
@@ -111,25 +117,25 @@ def test_without_nesting_a_class_whose_layers_do_not_fit_its_rule_is_unseen() ->
         "ConvNormAct",
         "SelfAttnBlock",
     )
-    assert unseen(_flat(*halo)).classes == ("HaloAttn",)
+    assert custom_forward(_flat(*halo)).classes == ("HaloAttn",)
 
 
 def test_what_stands_in_a_model_of_transformers_is_the_librarys() -> None:
     inner = block("AriaExperts", "AriaGroupedExpertsGemm", depth=2)  # neither list nor layers show these
     model = Layer("AriaTextModel", SHAPE, depth=1, leaf=False)
-    assert not unseen(text(Layer("AriaTextForCausalLM", SHAPE, leaf=False), model, *inner)).classes
-    assert unseen(text(Layer("MyForCausalLM", SHAPE, leaf=False), model, *inner)).classes
+    assert not custom_forward(text(Layer("AriaTextForCausalLM", SHAPE, leaf=False), model, *inner)).classes
+    assert custom_forward(text(Layer("MyForCausalLM", SHAPE, leaf=False), model, *inner)).classes
     # Somebody's own layer in it stays somebody's own.
     mine = block("MyAdapter", "Linear", depth=2)
-    found = unseen(text(Layer("AriaTextForCausalLM", SHAPE, leaf=False), model, *inner, *mine))
+    found = custom_forward(text(Layer("AriaTextForCausalLM", SHAPE, leaf=False), model, *inner, *mine))
     assert found.classes == ("MyAdapter",)
 
 
 def test_an_own_class_under_a_librarys_name_counts_as_own_unless_its_layers_fit() -> None:
     theirs = block("BasicBlock", "Conv2d", "BatchNorm2d", "ReLU")
-    assert not unseen(text(*theirs)).classes
+    assert not custom_forward(text(*theirs)).classes
     mine = block("BasicBlock", "LSTM", "Embedding", "Conv3d")
-    assert unseen(text(*mine)).classes == ("BasicBlock",)
+    assert custom_forward(text(*mine)).classes == ("BasicBlock",)
 
 
 def test_a_wrapper_around_a_known_model_leaves_little_unseen() -> None:
@@ -138,7 +144,7 @@ def test_a_wrapper_around_a_known_model_leaves_little_unseen() -> None:
         rows += block("BasicBlock", "Conv2d", "BatchNorm2d", "ReLU", depth=2)
     rows.insert(1, Layer("Sequential", SHAPE, depth=1, leaf=False))
     rows.append(Layer("Linear", ((2, 10),), depth=1))
-    found = unseen(text(*rows))
+    found = custom_forward(text(*rows))
     assert found.classes == ("MyNet",)
     assert found.share < 0.1
     assert not found.is_much
@@ -156,7 +162,7 @@ def test_a_text_of_nodes_says_that_its_batch_may_be_another() -> None:
 def test_lists_belong_to_the_class_that_owns_them() -> None:
     rows = [Layer("MyNet", SHAPE, leaf=False), Layer("ModuleList", (), depth=1, leaf=False)]
     rows += [Layer("Linear", SHAPE, depth=2) for _ in range(3)]
-    assert unseen(text(*rows)).share == 1.0
+    assert custom_forward(text(*rows)).share == 1.0
 
 
 @pytest.mark.parametrize("content", [b"", b"something else\n"], ids=["empty", "other"])

@@ -1,4 +1,4 @@
-"""How much of a model's memory hangs on code that no text shows: `forward` of classes that somebody wrote.
+"""How much of a model's memory depends on custom forwards: code of classes that somebody wrote, in no text.
 
 What a class of torch.nn, torchvision, timm or transformers does between its layers is known: such models were
 measured. Of a class that somebody wrote, a text shows the layers but not what its `forward` does with their
@@ -122,8 +122,8 @@ def known_classes() -> KnownClasses:
 
 
 @lru_cache(maxsize=8)
-def unseen(summary: ModelSummary) -> CustomForward:
-    """How much of this text's model is unseen, and whose."""
+def custom_forward(summary: ModelSummary) -> CustomForward:
+    """How much of this text's model has a custom forward, and in which classes."""
     known = known_classes()
     if summary.shows.preallocates:
         return CustomForward(1.0, tuple(sorted({layer.kind for layer in summary.layers})), no_torch=True)

@@ -1,29 +1,30 @@
-"""Rows to fit the correction on: every measured run, from every text of its model."""
+"""Rows to fit on: every measured run, from every text of its model."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
-from joblib import Parallel, delayed
-
 from lab.fit.folds import group_of
 from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.corrected.anchors import anchors
-from slurm_gpumem.estimators.corrected.estimator import group_of as shown_group
-from slurm_gpumem.estimators.corrected.estimator import width_group
-from slurm_gpumem.estimators.corrected.features import features
-from slurm_gpumem.estimators.corrected.relatives import classes_of
+from slurm_gpumem.estimators.corrected.estimator import (
+    conditions_of,
+    margin_group,
+    shown_group,
+    total_mib,
+)
+from slurm_gpumem.estimators.corrected.similar import Conditions, classes_of
+from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB
 from slurm_gpumem.estimators.structural.estimator import simulate
-from slurm_gpumem.estimators.width import REFERENCE_CONTEXT_MIB
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.units import MIB
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Point:
     share: float
     total_mib: float
     """With the reference context instead of the estimated one."""
-    features: Tuple[float, ...]
+    conditions: Conditions
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,10 @@ class Row:
     moved_mib: int
     """The estimated context less the reference's."""
     batch: int
-    wide: str
-    """The group whose width the text has (estimator.width_group)."""
+    shown: str
+    """How much the text shows (estimator.shown_group)."""
+    margin: str
+    """The group whose margin the text has (estimator.margin_group)."""
     classes: Tuple[str, ...]
     """Those that the text names."""
 
@@ -77,7 +80,7 @@ def rows(truth: GroundTruth, kept: Optional[Path] = None) -> List[Row]:
 
 def _from_json(content: Dict[str, object]) -> Row:
     points = tuple(
-        Point(point["share"], point["total_mib"], tuple(point["features"]))
+        Point(point["share"], point["total_mib"], Conditions(*point["conditions"]))
         for point in content.pop("points")  # type: ignore[attr-defined]  # as asdict wrote it
     )
     classes = tuple(str(name) for name in content.pop("classes"))  # type: ignore[attr-defined]  # the same
@@ -85,10 +88,11 @@ def _from_json(content: Dict[str, object]) -> Row:
 
 
 def _simulated(truth: GroundTruth) -> Iterator[Row]:
-    # In batches: runs of one model come one after the other, and its texts are read once.
-    parallel = Parallel(n_jobs=-1, batch_size=16)
-    for found in parallel(delayed(_rows_of)(run, truth.texts[run.summary]) for run in truth.runs):
-        yield from found
+    # In chunks: runs of one model come one after the other, and its texts are read once.
+    with ProcessPoolExecutor() as pool:
+        texts = [truth.texts[run.summary] for run in truth.runs]
+        for found in pool.map(_rows_of, truth.runs, texts, chunksize=16):
+            yield from found
 
 
 def _rows_of(run: MeasuredRun, texts: Mapping[str, str]) -> List[Row]:
@@ -110,10 +114,9 @@ def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
     points: List[Point] = []
     for share, batch in anchors(run.job.batch_size):
         walk, result = simulate(summary, replace(run.job, batch_size=batch), run.gpu)
-        total = result.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
-        points.append(Point(share, total, tuple(features(summary, walk, result, total))))
+        points.append(Point(share, total_mib(result), conditions_of(walk, result)))
     moved = run.gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul) - REFERENCE_CONTEXT_MIB
-    model = str(run.row["model"])
+    model, shown = str(run.row["model"]), shown_group(summary, walk)
     return Row(
         key=run.key,
         model=model,
@@ -124,6 +127,7 @@ def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
         real_mib=real_mib(run, summary) - moved,
         moved_mib=moved,
         batch=run.job.batch_size,
-        wide=width_group(summary, shown_group(points[0].features)),
+        shown=shown,
+        margin=margin_group(summary, shown),
         classes=tuple(sorted(classes_of(summary))),
     )

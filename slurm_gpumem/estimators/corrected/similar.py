@@ -1,16 +1,18 @@
 """What measured runs of similar models show about a job.
 
 A summary does not show what a model does between its layers, but models of the same classes do the same
-there. So what a relative took beyond its structural estimate, as a share of its activations, shows what this
-job will. Two models are as alike as the class names that their texts have in common, rare ones counting most;
-of a relative's runs, those count most whose activations, precision and size are like the job's.
+there. So what a similar model took beyond its structural estimate, as a share of its activations, shows what
+this job will. Two models are as similar as the class names that their texts have in common, rare ones
+counting most; of a model's runs, those count most whose activations, precision and size are like the job's.
+How far these runs are apart is the spread, which scales the margin.
 
-    {"format": "gpumem-relatives/2", "models": [names], "classes": [names], "weights": [a number each],
+    {"format": "gpumem-similar-models/1", "models": [names], "classes": [names], "weights": [a number each],
      "groups": {group: lines}}
 
 Each group is a string of lines, the first one JSON: for each set of classes that texts name, their numbers.
 The others are in the same order and JSON too, [[model, beyond, activations, amp, log_total], ...]: the runs
-of these texts. A job has one group and few relatives; reading the others would take longer than its estimate.
+of these texts. A job has one group and few similar models; reading the others would take longer than its
+estimate.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import exp, log, sqrt
+from math import exp, sqrt
 from typing import (
     AbstractSet,
     Any,
@@ -34,22 +36,31 @@ from typing import (
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.corrected.features import NAMES as FEATURES
-from slurm_gpumem.estimators.trees import check_numbers, read_json
+from slurm_gpumem.estimators.fitted_file import check_numbers, read_json
 from slurm_gpumem.summaries.types import ModelSummary
 
-FILE = "relatives.json"
-FORMAT = "gpumem-relatives/2"
-_ALIKE = 0.07
+FILE = "similar-models.json"
+FORMAT = "gpumem-similar-models/1"
+_FALL = 0.07
 """Models that have this much less in common count 1/e as much."""
-_LEAST_ALIKE = 0.5
+_LEAST_SIMILAR = 0.5
 _ACTIVATIONS, _PRECISION, _SIZE = 3.0, 0.7, 0.3
 """How fast runs count less as their activations' share, precision and logarithm of size differ."""
 _PRIOR_WEIGHT = 0.1
-"""Weight of the assumption that nothing is beyond the estimate: neighbours of that weight count by half."""
+"""Weight of the assumption that nothing is beyond the estimate: runs of that weight in all count by half."""
 _PRIOR_SPREAD = 0.1
+_LEAST_SPREAD = 0.003
 LEAST_ACTIVATIONS = 0.15
-_AT = [FEATURES.index(name) for name in ("share_activations", "amp", "log_total")]
+
+
+class Conditions(NamedTuple):
+    """By what one run is like another."""
+
+    activations: float
+    """Their share of the structural estimate."""
+    amp: float
+    log_total: float
+    """Logarithm of the structural estimate in MiB."""
 
 
 class Run(NamedTuple):
@@ -85,13 +96,13 @@ Near = Tuple[Tuple[float, Run], ...]
 
 
 @dataclass(frozen=True)
-class Relatives:
+class SimilarModels:
     """All measured runs by group of texts; see `estimator.group_of`."""
 
     models: Tuple[str, ...]
     weights: Mapping[str, float]
     groups: Mapping[str, Tuple[Profile, ...]]
-    where: str = "the relatives"
+    where: str = "the similar models"
     """The file that they are from; for messages."""
 
     def near(self, group: str, classes: AbstractSet[str]) -> Near:
@@ -103,12 +114,12 @@ class Relatives:
         found: List[Tuple[float, Run]] = []
         for profile in self.groups.get(group, ()):
             shared = sum([own[name] for name in profile.classes if name in own])
-            if shared < (_LEAST_ALIKE * length) ** 2:
+            if shared < (_LEAST_SIMILAR * length) ** 2:
                 continue  # Not even if it had no other classes.
             other = sqrt(sum([squares[name] for name in profile.classes])) or 1.0
-            alike = shared / (length * other) if shared else 0.0
-            if alike >= _LEAST_ALIKE:
-                counts = exp((alike - 1) / _ALIKE)
+            similarity = shared / (length * other) if shared else 0.0
+            if similarity >= _LEAST_SIMILAR:
+                counts = exp((similarity - 1) / _FALL)
                 found.extend((counts, run) for run in self._runs(profile))
         return tuple(found)
 
@@ -128,54 +139,38 @@ class NeighbourRuns:
 
     beyond: float
     """What the job will take beyond its estimate, as a share of the estimate."""
-    weight: float
-    """The weight of all neighbours together."""
     spread: float
-    """How far they are apart."""
-
-    @property
-    def values(self) -> Tuple[float, float, float]:
-        """The numbers by FROM_RELATIVES, for the trees."""
-        return self.beyond, log(self.weight + 0.01), self.spread
+    """How far the runs are apart, as a share of the estimate."""
 
 
-def neighbour_runs(
-    near: Near, features: Sequence[float], left_out: AbstractSet[int] = frozenset()
-) -> NeighbourRuns:
-    """What the runs predict for a job with these features; models in `left_out` do not count."""
+def neighbour_runs(near: Near, job: Conditions, left_out: AbstractSet[int] = frozenset()) -> NeighbourRuns:
+    """What the runs predict for a job under these conditions; models in `left_out` do not count."""
     weight, first, second = _PRIOR_WEIGHT, 0.0, _PRIOR_WEIGHT * _PRIOR_SPREAD**2
-    for counts, run in _weighed(near, features):
+    for counts, run in _weighed(near, job):
         if run.model not in left_out:
             weight += counts
             first += counts * run.beyond
             second += counts * run.beyond**2
     mean = first / weight
-    share = max(features[_AT[0]], LEAST_ACTIVATIONS)
-    return NeighbourRuns(
-        share * mean, weight - _PRIOR_WEIGHT, share * sqrt(max(0.0, second / weight - mean**2))
-    )
+    share = max(job.activations, LEAST_ACTIVATIONS)
+    spread = share * sqrt(max(0.0, second / weight - mean**2))
+    return NeighbourRuns(share * mean, max(spread, _LEAST_SPREAD))
 
 
-def nearest(near: Near, features: Sequence[float], relatives: Relatives) -> str:
+def nearest(near: Near, job: Conditions, known: SimilarModels) -> str:
     """Name of the model whose runs count most; "" where there is none."""
     weights: Dict[int, float] = {}
-    for counts, run in _weighed(near, features):
+    for counts, run in _weighed(near, job):
         weights[run.model] = max(weights.get(run.model, 0.0), counts)
-    return relatives.models[max(weights, key=lambda model: weights[model])] if weights else ""
+    return known.models[max(weights, key=lambda model: weights[model])] if weights else ""
 
 
-def circumstances(features: Sequence[float]) -> Tuple[float, float, float]:
-    """By what a run is like another: its activations' share, its precision, its logarithm of size."""
-    activations, amp, log_total = (features[at] for at in _AT)
-    return activations, amp, log_total
-
-
-def _weighed(near: Near, features: Sequence[float]) -> Iterator[Tuple[float, Run]]:
-    """The runs, each with what it counts for a job with these features."""
-    activations, amp, log_total = circumstances(features)
+def _weighed(near: Near, job: Conditions) -> Iterator[Tuple[float, Run]]:
+    """The runs, each with what it counts for a job under these conditions."""
     for counts, run in near:
-        apart = _ACTIVATIONS * abs(activations - run.activations) + _SIZE * abs(log_total - run.log_total)
-        yield counts * exp(-apart - (_PRECISION if amp != run.amp else 0.0)), run
+        apart = _ACTIVATIONS * abs(job.activations - run.activations)
+        apart += _SIZE * abs(job.log_total - run.log_total)
+        yield counts * exp(-apart - (_PRECISION if job.amp != run.amp else 0.0)), run
 
 
 def classes_of(summary: ModelSummary) -> FrozenSet[str]:
@@ -187,7 +182,7 @@ def classes_of(summary: ModelSummary) -> FrozenSet[str]:
 
 
 @lru_cache(maxsize=1)
-def packaged() -> Relatives:
+def packaged() -> SimilarModels:
     """Those of the package's own measurements."""
     path = data_path("models", FILE)
     return from_json(read_json(path), str(path))
@@ -220,17 +215,17 @@ class _Groups(Mapping[str, Tuple[Profile, ...]]):
         return len(self._texts)
 
 
-def from_json(content: Any, where: str) -> Relatives:
+def from_json(content: Any, where: str) -> SimilarModels:
     """Check and take what a file says."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{where}: is not a list of relatives of format {FORMAT}; `make fit` writes one")
+        raise ConfigError(f"{where}: is no list of similar models, format {FORMAT}; `make fit` writes one")
     try:
         classes, models = content["classes"], tuple(str(name) for name in content["models"])
         check_numbers(content["weights"])
         weights = dict(zip(classes, content["weights"]))
         if not len(weights) == len(content["weights"]) == len(classes):
             raise ValueError("as many weights as classes are needed")
-        return Relatives(models, weights, _Groups(dict(content["groups"]), classes, where), where)
+        return SimilarModels(models, weights, _Groups(dict(content["groups"]), classes, where), where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(where, error) from None
 

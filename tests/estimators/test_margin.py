@@ -1,4 +1,4 @@
-"""How wide requests are: the file, the arithmetic, and how the doubt behaves as jobs grow."""
+"""Margins: the file, the arithmetic, and how they behave as jobs grow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from lab.fit.folds import FOLDS, fold_of_run, kind_of_code
 from lab.ground_truth import load_ground_truth, load_ground_truth_rows
-from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, WIDTH_FOLDS
+from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, MARGIN_FOLDS
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.coverage import LEVELS, between
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.margin import FILE, from_json, packaged
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.estimators.width import FILE, from_json, packaged
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -52,7 +52,7 @@ def test_from_a_text_the_request_never_falls_and_never_jumps_as_the_batch_grows(
         assert asked == sorted(asked)
         assert [one.peak_mib for one in found] == sorted(one.peak_mib for one in found)
         for before, after in zip(found, found[1:]):
-            # A rule that switches would widen the request; the doubt may only grow about as the peak does.
+            # A rule that switches would enlarge the request; the margin may only grow about as the peak does.
             assert after.sure_mib / after.peak_mib <= 1.3 * before.sure_mib / before.peak_mib
 
 
@@ -73,25 +73,27 @@ def test_a_slightly_larger_batch_asks_for_slightly_more(model: str, batches: Lis
     spread=st.floats(0.005, 1.0),
     batch=st.integers(1, 1024),
 )
-def test_doubt_grows_with_coverage_size_and_batch(group: str, peak: float, spread: float, batch: int) -> None:
-    wide = packaged()[group]
-    doubts = [step * wide.unit_mib(peak, spread, batch) for step in wide.steps]
-    assert doubts == sorted(doubts)
-    assert doubts[0] >= 0
-    unit = wide.unit_mib(peak, spread, batch)
-    for more in (wide.unit_mib(1.1 * peak, spread, batch), wide.unit_mib(peak, spread, batch + 1)):
+def test_the_margin_grows_with_coverage_size_and_batch(
+    group: str, peak: float, spread: float, batch: int
+) -> None:
+    margin = packaged()[group]
+    margins = [step * margin.unit_mib(peak, batch, spread) for step in margin.steps]
+    assert margins == sorted(margins)
+    assert margins[0] >= 0
+    unit = margin.unit_mib(peak, batch, spread)
+    for more in (margin.unit_mib(1.1 * peak, batch, spread), margin.unit_mib(peak, batch + 1, spread)):
         assert unit <= more <= 1.2 * unit * 2
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_large_jobs_doubt_is_no_larger_in_proportion_than_a_small_ones(group: str) -> None:
-    wide = packaged()[group]
-    parts = [wide.unit_mib(peak, 0.05, 32) / peak for peak in (1000.0, 4000.0, 16_000.0, 64_000.0)]
+def test_a_large_jobs_margin_is_no_larger_in_proportion_than_a_small_ones(group: str) -> None:
+    margin = packaged()[group]
+    parts = [margin.unit_mib(peak, 32, 0.05) / peak for peak in (1000.0, 4000.0, 16_000.0, 64_000.0)]
     assert parts == sorted(parts, reverse=True)
 
 
 def test_every_group_asks_for_what_was_agreed() -> None:
-    coverage = {name: wide.coverage for name, wide in packaged().items()}
+    coverage = {name: margin.coverage for name, margin in packaged().items()}
     for name in ("complete", "shown", "torchsummary", "hidden"):
         assert coverage[name] == 0.98
     assert coverage["trace"] == 0.99
@@ -106,8 +108,8 @@ def test_values_between_two_coverages_lie_on_a_line() -> None:
     assert between(values, 1.0) == values[-1]
 
 
-def test_every_fold_has_widths_for_every_group() -> None:
-    parts = [from_json(part, "a fold") for part in json.loads(WIDTH_FOLDS.read_text())]
+def test_every_fold_has_margins_for_every_group() -> None:
+    parts = [from_json(part, "a fold") for part in json.loads(MARGIN_FOLDS.read_text())]
     assert len(parts) == FOLDS
     assert all(sorted(part) == GROUPS for part in parts)
 
@@ -144,5 +146,5 @@ def test_a_damaged_file_is_named(damage: str) -> None:
         group["steps"][3] = float("nan")
     else:
         content = None
-    with pytest.raises(ConfigError, match=r"widths\.json"):
-        from_json(content, "widths.json")
+    with pytest.raises(ConfigError, match=r"margins\.json"):
+        from_json(content, "margins.json")

@@ -1,4 +1,4 @@
-"""What PyTorch reserves at most while cuDNN tries algorithms (`torch.backends.cudnn.benchmark`).
+"""Autotuning: what PyTorch reserves at most while cuDNN times algorithms (`torch.backends.cudnn.benchmark`).
 
 A convolution is tried when it is met for the first time, beside what lives then, and after each try PyTorch
 gives all cached memory back: allocation events that were recorded on an H200 show both, and the peaks of
@@ -21,10 +21,10 @@ from slurm_gpumem.units import MIB
 _Key = Tuple[bool, int, Convolution]
 
 
-def play_tries(
+def play_autotuning(
     trace: Trace, batch: int, events: Sequence[Event], gpu: Optional[Gpu], allocator: CachingAllocator
 ) -> int:
-    """Play a trace's events, as `events` has them, into a fresh allocator, with all tries.
+    """Play a trace's events, as `events` has them, into a fresh allocator, with all that cuDNN times.
 
     The result is what would be allocated at most if cuDNN tried what it was not seen to try; 0 without any.
     """
