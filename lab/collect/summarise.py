@@ -27,11 +27,11 @@ from torch import nn
 
 from lab.children import Children
 from lab.collect.build import build_model, import_sources
+from lab.collect.cuda_calls import cuda_is_here
 from lab.collect.footprint import values_are_one
 from lab.collect.sample import Job, load_jobs
 from lab.collect.tasks import Batch, Feed, task_named
 from lab.command import exit_code
-from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 
 COLUMNS = ("input_size", "output_size", "num_params", "kernel_size", "mult_adds", "trainable")
 NEEDS_LABELS = ("seq2seq", "whisper", "forecast")

@@ -26,6 +26,7 @@ import torch
 
 from lab.children import Children
 from lab.collect.build import build_model, import_sources
+from lab.collect.cuda_calls import cuda_is_here
 from lab.collect.entries import Entry
 from lab.collect.measure import FLOATS, checkpoint, optimizer_over
 from lab.collect.tasks import Feed, task_named
@@ -35,7 +36,6 @@ from lab.places import GROUND_TRUTH, shown
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 from slurm_gpumem.tracing.loop import Inputs
 from slurm_gpumem.tracing.trace_model import summarize
 

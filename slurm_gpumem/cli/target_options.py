@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from dataclasses import dataclass, replace
 from typing import List, Optional, Sequence, Tuple
 
@@ -19,8 +20,7 @@ from slurm_gpumem.summaries.input_shape import split_inputs
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
-from slurm_gpumem.tracing.child.kept import keep, kept_trace
-from slurm_gpumem.tracing.child.request import (
+from slurm_gpumem.tracing.model.request import (
     compared_with,
     is_code,
     name_or_code,
@@ -29,8 +29,7 @@ from slurm_gpumem.tracing.child.request import (
     well_known,
     with_dtype,
 )
-from slurm_gpumem.tracing.child.sandbox import Limits, Traced
-from slurm_gpumem.tracing.child.spec import (
+from slurm_gpumem.tracing.model.spec import (
     NO_OPTIMIZER,
     TraceRequest,
     parse_arguments,
@@ -38,6 +37,9 @@ from slurm_gpumem.tracing.child.spec import (
     parse_target,
     torch_dtype,
 )
+from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU
+from slurm_gpumem.tracing.script.hints import PHASE
+from slurm_gpumem.tracing.script.run import Limits, State, TracedScript
 from slurm_gpumem.units import parse_mib
 
 TARGET_HELP = (
@@ -127,7 +129,6 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
     )
     child.add_argument("--memory-limit", metavar="SIZE", help="host memory (default: 3/4 of what is free)")
     child.add_argument("--python", metavar="PATH", help="another environment's python, with its torch")
-    child.add_argument("--show-output", action="store_true", help="what the code prints, on stderr")
 
 
 def add_generate_option(parser: argparse.ArgumentParser) -> None:
@@ -217,24 +218,31 @@ def trace_request(
     )
 
 
-def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = False) -> Traced:
+def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = False) -> TracedScript:
     """Trace it as the options say, with a line of progress where somebody is watching.
 
     A trace that was made before is taken, unless it is to be made `again`; another Python's is not kept.
     """
-    kept = None if again or args.python or args.show_output else kept_trace(request)
+    from slurm_gpumem.jobtrace import cache
+    from slurm_gpumem.jobtrace.batch_script import ScriptRun
+
+    data = request.to_json().encode()
+    run = ScriptRun(request.target.label, data, (), dict(os.environ), os.getcwd(), ANY_GPU)
+    kept = None if again or args.python else cache.known(run)
     if kept is not None:
         return kept
-    limits = Limits(args.time_limit, parse_mib(args.memory_limit) if args.memory_limit else None)
+    limits = Limits(args.time_limit, memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None)
+    started = time.time()
     with StatusLine() as line:
 
-        def show(phase: str, passed_s: float) -> None:
+        def show(state: State, passed_s: float) -> None:
             if passed_s >= 1:
+                phase = state.failed if state.kind == PHASE else "importing torch"
                 line(f"{request.target.label}: {phase}, {passed_s:.0f} s")
 
-        traced = trace_code(request, limits, python=args.python, show_output=args.show_output, progress=show)
+        traced = trace_code(request, limits, python=args.python, progress=show)
     if not args.python:
-        keep(request, traced)
+        cache.keep(run, traced, started)  # where it cannot be kept it is traced again
     return traced
 
 
