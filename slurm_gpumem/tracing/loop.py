@@ -198,7 +198,8 @@ def run(plan: Plan, recorder: Recorder) -> Seen:
             evaluates=lambda: recorder.enter("evaluate", at),
             trained=lambda: len(happened),
         )
-        for at in steps(plan):
+        training = steps(plan)  # kept: its variables go with it
+        for at in training:
             mark(recorder, [p.grad for p in plan.model.parameters() if p.grad is not None], "gradients")
             if at > len(plan.batches):
                 break

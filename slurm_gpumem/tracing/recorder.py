@@ -91,7 +91,6 @@ class Recorder(TorchDispatchMode):
         self.uses_matmul = False
         self._live: Dict[int, Tuple[int, Any]] = {}
         self._handles: Dict[str, bool] = {}
-        self._operator = ""
 
     # -- Phases ----------------------------------------------------------------------------------
 

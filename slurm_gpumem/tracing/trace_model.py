@@ -89,12 +89,10 @@ def _with_labels(asked: _Asked, name: str) -> ModelSummary:
         with suppress(*_FAILURES):
             summary = _summary(replace(asked, make=make))
             if summary.trace is not None and " over " not in summary.trace.job.loss:
-                said = f"forward's {name} was not given: one label per token, for the model's own loss"
-                return replace(summary, warnings=(*summary.warnings, said))
+                return replace(summary, warnings=(*summary.warnings, *labels.warnings(name, "", "")))
     summary = _summary(asked)
     used = summary.trace.job.loss if summary.trace is not None else ""
-    said = f"forward takes {name}, which was not given; the loss is {used}. Give {name} for the model's own"
-    return replace(summary, warnings=(*summary.warnings, said))
+    return replace(summary, warnings=(*summary.warnings, *labels.warnings("", name, used)))
 
 
 def _summary(asked: _Asked) -> ModelSummary:

@@ -52,18 +52,21 @@ class _Training:
         self._phase = ""
         self._owner = os.getpid()
         self._trains = request.optimizer != NO_OPTIMIZER
-        self._loss = losses.Loss(given_loss(request))
+        self._loss = losses.Loss(None)
         self._batches: List[int] = []
         """Batch size of each step that was run."""
         self._shapes: Tuple[Shape, ...] = ()
-        self._warnings: List[str] = []
+        self._filled, self._unfilled = "", ""
+        """The argument for labels that nobody gave: filled for the model's own loss, or left out."""
         self._built_on = ""
 
     def run(self) -> None:
         """Train, and tell what was seen; or why that is not possible."""
-        with self._told(), without_downloads(self._tracer.note):
+        with self._told():
+            without_downloads(self._tracer.note)
             model = self._built()
             make = self._fed(model)
+            self._loss = losses.Loss(given_loss(self._request))
             self._enter("tracing the model")
             with torch.set_grad_enabled(self._trains):
                 self._train(model, make)
@@ -132,16 +135,11 @@ class _Training:
             try:
                 inputs = filled(self._request.batch_size)
                 if losses.own_loss(model(*inputs.args, **inputs.kwargs))[0] is not None:
-                    self._warnings.append(
-                        f"forward's {name} was not given: one label per token, for the model's own loss"
-                    )
+                    self._filled = name
                     return filled
             except _FAILURES:
                 pass  # not such labels
-        self._warnings.append(
-            f"forward takes {name}, which was not given; the loss is one of the model's output. Give {name} "
-            "for the model's own"
-        )
+        self._unfilled = name
         return make
 
     # -- Steps -------------------------------------------------------------------------------------
@@ -175,8 +173,9 @@ class _Training:
             trained=lambda: (sum(followed.counts.values()), followed.backwards),
         )
         begun = 0
+        training = steps(plan)  # kept: its variables go with it
         try:
-            for number in steps(plan):
+            for number in training:
                 self._batches = list(plan.batches[: number - 1])
                 if number > len(plan.batches):
                     break
@@ -216,7 +215,7 @@ class _Training:
             total_params=sum(p.numel() for p in parameters),
             trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
             trace=assemble(seen_by(recorder), job, self._batches),
-            warnings=(*recorder.warnings, *self._warnings),
+            warnings=(*recorder.warnings, *labels.warnings(self._filled, self._unfilled, job.loss)),
         )
         return summary, {**facts, "way": "meta", "built_on": self._built_on, "loss": job.loss}
 
