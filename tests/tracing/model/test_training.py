@@ -47,6 +47,26 @@ class Net(nn.Module):
             x = torch.ops.gpumemtest.scan(x)
         return self.last(x)
 
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("edges", torch.rand(8, 8))
+
+    def forward(self, x):
+        return self.edges @ self.layer(x)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+def blocks():
+    return nn.Sequential(Block(), Block())
+
 def friendly():
     print("printed by the model's code")
     assert torch.cuda.is_available()
@@ -90,6 +110,8 @@ CASES = {
     "downloads": ("64", ""),
     "Net": ("65", ""),
     "own step": ("", "Net"),
+    "Graph": ("64", ""),
+    "blocks": ("64", ""),
 }
 
 Outcome = Union[TracedScript, TargetError]
@@ -110,6 +132,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Outcome]:
             inputs=(parse_input(shape),) if shape else (),
             batch_callable=parse_target(f"{script}:batch") if own else None,
             step_callable=parse_target(f"{script}:step") if own else None,
+            checkpointing=case == "blocks",
         )
         try:
             return trace_code(request, Limits(seconds=400))
@@ -169,6 +192,21 @@ def test_a_training_step_of_the_users_own_is_traced(outcomes: Dict[str, Outcome]
     trace = read_summary(_traced(outcomes["own step"]).summary.decode()).trace
     assert trace is not None
     assert {phase.name for phase in trace.phases} >= {"forward", "backward", "optimizer"}
+
+
+def test_a_model_for_one_batch_size_is_traced_for_that_one(outcomes: Dict[str, Outcome]) -> None:
+    trace = read_summary(_traced(outcomes["Graph"]).summary.decode()).trace
+    assert trace is not None
+    assert not trace.scalable
+    assert max(phase.step for phase in trace.phases) == 2, "the step at twice the batch failed"
+
+
+def test_layers_that_a_checkpoint_computes_again_are_listed_once(outcomes: Dict[str, Outcome]) -> None:
+    summary = read_summary(_traced(outcomes["blocks"]).summary.decode())
+    assert [layer.name for layer in summary.layers] == ["", "0", "0.layer", "1", "1.layer"]
+    assert summary.trace is not None
+    assert summary.trace.job.checkpointing
+    assert summary.trace.scalable
 
 
 @pytest.mark.parametrize(
