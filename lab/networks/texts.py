@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from lab.networks.build import build_model
+from lab.networks.cuda_calls import cuda_is_here
 from lab.networks.jobs import Job, job_of
 from lab.networks.tasks import Batch, Feed, task_named
-from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 
 COLUMNS = ("input_size", "output_size", "num_params", "kernel_size", "mult_adds", "trainable")
 NEEDS_LABELS = ("seq2seq", "whisper", "forecast")

@@ -30,6 +30,7 @@ from lab.children import Children
 from lab.command import exit_code
 from lab.ground_truth import load_ground_truth_rows, part_of
 from lab.networks.build import build_model, import_sources
+from lab.networks.cuda_calls import cuda_is_here
 from lab.networks.entries import Entry
 from lab.networks.tasks import Feed, task_named
 from lab.networks.train import FLOATS, channels_last, checkpoint, optimizer_over
@@ -37,7 +38,6 @@ from lab.places import GROUND_TRUTH, OWN_TRACES, shown
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 from slurm_gpumem.tracing.loop import Inputs
 from slurm_gpumem.tracing.trace_model import summarize
 

@@ -21,7 +21,7 @@ def with_named_model(asked: Submission) -> Submission:
         if asked.script is not None and not asked.script.path:
             raise UsageError("--model - and the job script cannot both come from standard input; name a file")
         return asked._replace(raw=asked.raw._replace(summary=named_summary(model)))
-    from slurm_gpumem.tracing.child.request import is_code
+    from slurm_gpumem.tracing.model.request import is_code
 
     return _with_trace(asked, model) if is_code(model) else asked
 

@@ -19,7 +19,7 @@ from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say
-from slurm_gpumem.tracing.child.sandbox import Traced
+from slurm_gpumem.tracing.script.run import TracedScript
 
 SCHEMA = "gpumem-summarize/1"
 
@@ -61,12 +61,12 @@ def _checked_output(text: Optional[str]) -> Optional[Path]:
     return check_target(text, "summary.json")
 
 
-def _line(summary: ModelSummary, traced: Traced, output: Path) -> str:
+def _line(summary: ModelSummary, traced: TracedScript, output: Path) -> str:
     trace = summary.trace
     events = f", {len(trace.events):,} events of {_steps(summary)} steps" if trace else ""
     return (
         f"{output}: {describe_model(summary)}, batch {summary.batch}{events}; "
-        f"{len(traced.summary) / 1024:,.0f} KiB in {traced.facts.get('seconds', 0):.1f} s"
+        f"{len(traced.summary) / 1024:,.0f} KiB in {traced.seconds:.1f} s"
         + (f"\nloss: {trace.job.loss}" if trace and trace.job.optimizer else "")
     )
 
@@ -75,7 +75,7 @@ def _steps(summary: ModelSummary) -> int:
     return max((phase.step for phase in summary.trace.phases), default=0) if summary.trace else 0
 
 
-def _as_json(summary: ModelSummary, traced: Traced, output: Optional[Path]) -> Dict[str, Any]:
+def _as_json(summary: ModelSummary, traced: TracedScript, output: Optional[Path]) -> Dict[str, Any]:
     return {
         "schema": SCHEMA,
         "output": str(output) if output else None,
@@ -84,7 +84,8 @@ def _as_json(summary: ModelSummary, traced: Traced, output: Optional[Path]) -> D
         "batch_size": summary.batch,
         "bytes": len(traced.summary),
         "notes": list(traced.notes),
-        **{name: fact for name, fact in traced.facts.items() if name != "files"},
+        "seconds": round(traced.seconds, 2),
+        **{name: traced.facts[name] for name in ("way", "built_on", "loss")},
     }
 
 

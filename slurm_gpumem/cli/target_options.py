@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -20,8 +21,8 @@ from slurm_gpumem.units import parse_mib
 if TYPE_CHECKING:
     # Tracing is loaded where code is named: most calls name a summary's file.
     from slurm_gpumem.config.load import Config
-    from slurm_gpumem.tracing.child.sandbox import Traced
-    from slurm_gpumem.tracing.child.spec import TraceRequest
+    from slurm_gpumem.tracing.model.spec import TraceRequest
+    from slurm_gpumem.tracing.script.run import TracedScript
 
 TARGET_HELP = (
     "train.py:build_model, package.module:build_model, timm:resnet50, hf:BertForSequenceClassification "
@@ -109,7 +110,6 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
     )
     child.add_argument("--memory-limit", metavar="SIZE", help="host memory (default: 3/4 of what is free)")
     child.add_argument("--python", metavar="PATH", help="another environment's python, with its torch")
-    child.add_argument("--show-output", action="store_true", help="what the code prints, on stderr")
 
 
 def add_generate_option(parser: argparse.ArgumentParser) -> None:
@@ -176,7 +176,7 @@ def traced_subject(
 def _names_code(text: str) -> bool:
     if ":" not in text and not text.endswith(".py"):
         return False
-    from slurm_gpumem.tracing.child.request import is_code
+    from slurm_gpumem.tracing.model.request import is_code
 
     return is_code(text)
 
@@ -185,8 +185,8 @@ def trace_request(
     target: str, args: argparse.Namespace, settings: JobSettings, default_batch: Optional[str] = None
 ) -> TraceRequest:
     """What options and settings ask for."""
-    from slurm_gpumem.tracing.child.request import compared_with, name_or_code, one_of, well_known, with_dtype
-    from slurm_gpumem.tracing.child.spec import (
+    from slurm_gpumem.tracing.model.request import compared_with, name_or_code, one_of, well_known, with_dtype
+    from slurm_gpumem.tracing.model.spec import (
         NO_OPTIMIZER,
         TraceRequest,
         parse_arguments,
@@ -221,29 +221,36 @@ def trace_request(
     )
 
 
-def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = False) -> Traced:
+def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = False) -> TracedScript:
     """Trace it as the options say, with a line of progress where somebody is watching.
 
     A trace that was made before is taken, unless it is to be made `again`; another Python's is not kept.
     """
+    from slurm_gpumem.submission.trace import cache
+    from slurm_gpumem.submission.trace.batch_script import ScriptRun
     from slurm_gpumem.terminal.progress import StatusLine
-    from slurm_gpumem.tracing.child.kept import keep, kept_trace
-    from slurm_gpumem.tracing.child.request import trace_code
-    from slurm_gpumem.tracing.child.sandbox import Limits
+    from slurm_gpumem.tracing.model.request import trace_code
+    from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU
+    from slurm_gpumem.tracing.script.hints import PHASE
+    from slurm_gpumem.tracing.script.run import Limits, State
 
-    kept = None if again or args.python or args.show_output else kept_trace(request)
+    data = request.to_json().encode()
+    run = ScriptRun(request.target.label, data, (), dict(os.environ), os.getcwd(), ANY_GPU)
+    kept = None if again or args.python else cache.known(run)
     if kept is not None:
         return kept
-    limits = Limits(args.time_limit, parse_mib(args.memory_limit) if args.memory_limit else None)
+    limits = Limits(args.time_limit, memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None)
+    started = time.time()
     with StatusLine() as line:
 
-        def show(phase: str, passed_s: float) -> None:
+        def show(state: State, passed_s: float) -> None:
             if passed_s >= 1:
+                phase = state.failed if state.kind == PHASE else "importing torch"
                 line(f"{request.target.label}: {phase}, {passed_s:.0f} s")
 
-        traced = trace_code(request, limits, python=args.python, show_output=args.show_output, progress=show)
+        traced = trace_code(request, limits, python=args.python, progress=show)
     if not args.python:
-        keep(request, traced)
+        cache.keep(run, traced, started)  # where it cannot be kept it is traced again
     return traced
 
 

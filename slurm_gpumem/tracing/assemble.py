@@ -42,14 +42,14 @@ class Seen:
     """By step, in order."""
 
 
-def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Trace:
+def assemble(seen: Seen, job: TracedJob, batches: Sequence[int]) -> Trace:
     """The trace; `batches` has the batch size of each step, equal ones if scaling is not known."""
     by_step = _blocks_by_step(seen)
-    keeps_last = _same_steps(seen, by_step, len(batches))
     sizes: Dict[int, Polynomial] = {}
     calls: Dict[int, Call] = {}
     last = len(batches)
     scalable = batches[-1] != batches[0]
+    keeps_last = not scalable or _same_steps(seen, by_step, last)
     if scalable:
         for step in range(1, last):
             for phase in GROWING:
@@ -76,7 +76,7 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
         allocated += 1
     return Trace(
         job=job,
-        way=way,
+        way="meta",
         sites=tuple(sites),
         events=tuple(events),
         phases=tuple(phases),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,18 @@ def filled(make: Callable[[int], Inputs], name: str) -> Optional[Callable[[int],
         return replace(inputs, kwargs={**inputs.kwargs, name: labels})
 
     return made
+
+
+def warnings(filled: str, left_out: str, loss: str) -> Tuple[str, ...]:
+    """What a user should know of labels that were not given, by the argument's name; `loss` was used."""
+    if filled:
+        return (f"forward's {filled} was not given: one label per token, for the model's own loss",)
+    if left_out:
+        return (
+            f"forward takes {left_out}, which was not given; the loss is {loss}. Give {left_out} for the "
+            "model's own",
+        )
+    return ()
 
 
 def is_pair(model: nn.Module, batch: Any) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor, nn
 
 from slurm_gpumem.summaries.trace_types import PARAMETER
 from slurm_gpumem.tracing.assemble import Seen
+from slurm_gpumem.tracing.engine import training_phases
 from slurm_gpumem.tracing.places import own_parameters
 from slurm_gpumem.tracing.recorder import Recorder
 
+Step = Callable[[Any, Any, Any], Any]
+"""Called with the model, the batch and the optimizer; may return the loss and leave the rest to us."""
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 
 
@@ -55,53 +58,154 @@ class Plan:
     precision: str = "fp32"
     accumulate: int = 1
     evaluate: bool = False
+    step: Optional[Step] = None
+    """The user's own, instead of the usual one."""
+    evaluates: Callable[[], None] = lambda: None
+    """Called where an evaluation begins."""
+    trained: Callable[[], Any] = lambda: None
+    """Something that is another after each backward pass and each step of an optimizer."""
+
+
+def steps(plan: Plan) -> Iterator[int]:
+    """Train: yields the number of each step where it begins, and the next number behind the last step.
+
+    What was seen is to be read there: until then the loop's variables are alive, as in users' scripts.
+    """
+    yield from _usual_steps(plan) if plan.step is None else _own_steps(plan, plan.step)
+
+
+def _usual_steps(plan: Plan) -> Iterator[int]:
+    model, optimizer = plan.model, plan.optimizer
+    scale: Optional[Tensor] = None
+    inputs = out = loss = None
+    for number, size in enumerate(plan.batches, 1):
+        yield number
+        for micro in range(plan.accumulate):
+            inputs = plan.make(size)
+            if micro == 0 and optimizer is not None:
+                optimizer.zero_grad()
+            with _autocast(plan):
+                out = model(*inputs.args, **inputs.kwargs)
+                loss = plan.loss(out, inputs.target)
+            if optimizer is None:
+                continue
+            if plan.precision == "amp-fp16":
+                scale = torch.full((), 1024.0, device=loss.device) if scale is None else scale
+                (loss * scale).backward()
+            else:
+                loss.backward()
+        if optimizer is not None:
+            if scale is not None:
+                _unscale(scale)
+            optimizer.step()
+        if plan.evaluate and number > 1:
+            plan.evaluates()
+            _evaluate(plan, size)
+    yield len(plan.batches) + 1
+
+
+def _own_steps(plan: Plan, step: Step) -> Iterator[int]:
+    """What a step returns stays alive until the next one has returned, as in users' loops."""
+    returned: Any = None
+    batch: Any = None
+    for number, size in enumerate(plan.batches, 1):
+        yield number
+        batch = as_given(plan.make(size))
+        before = plan.trained()
+        returned = step(plan.model, batch, plan.optimizer)
+        loss = loss_in(returned)
+        if loss is not None and plan.trained() == before and plan.optimizer is not None:
+            loss.backward()
+            plan.optimizer.step()
+            plan.optimizer.zero_grad()
+        del loss
+    yield len(plan.batches) + 1
+
+
+def as_given(inputs: Inputs) -> Any:
+    """A batch in the form that a user's step expects: as their own function made it, or (input, target)."""
+    if inputs.kwargs and not inputs.args:
+        return inputs.kwargs
+    values = [*inputs.args, *([] if inputs.target is None else [inputs.target])]
+    return values[0] if len(values) == 1 and inputs.bare else tuple(values)
+
+
+def loss_in(returned: Any) -> Any:
+    """The loss in what a step returned, if backward can be called on it."""
+    if isinstance(returned, Tensor):
+        return returned if returned.requires_grad and returned.numel() == 1 else None
+    if isinstance(returned, dict):
+        return loss_in(returned.get("loss"))
+    if isinstance(returned, (tuple, list)) and returned:
+        return loss_in(returned[0])
+    return None
+
+
+def _autocast(plan: Plan) -> ContextManager[Any]:
+    half = AUTOCAST.get(plan.precision)
+    return torch.autocast("cuda", half) if half else nullcontext()
+
+
+def _unscale(scale: Tensor) -> None:
+    """What GradScaler allocates before the optimizer's step: a few numbers."""
+    inverse = scale.double().reciprocal().float()
+    found = torch.full((), 0.0, device=scale.device)
+    del inverse, found
+
+
+@torch.no_grad()
+def _evaluate(plan: Plan, size: int) -> None:
+    plan.model.eval()
+    inputs = plan.make(size)
+    with _autocast(plan):
+        for _ in range(2):
+            plan.model(*inputs.args, **inputs.kwargs)
+    plan.model.train()
+
+
+# -- Under a recorder ------------------------------------------------------------------------------
 
 
 def run(plan: Plan, recorder: Recorder) -> Seen:
     """Train on meta tensors, one step for each batch size."""
-    model, optimizer = plan.model, plan.optimizer
-    half = AUTOCAST.get(plan.precision)
     recorder.enter("setup", 0)
-    note_model(model, recorder)
-    scale: Optional[Tensor] = None
-    # Loop variables stay alive until they are assigned again, as in users' scripts.
-    inputs = out = loss = None
-    with recorder:
-        for step, size in enumerate(plan.batches, 1):
-            for micro in range(plan.accumulate):
-                recorder.enter("forward", step)
-                recorder.places.reset()
-                with recorder.kernels.paused():
-                    inputs = plan.make(size)
-                mark(recorder, inputs.tensors(), "inputs")
-                if micro == 0 and optimizer is not None:
-                    optimizer.zero_grad()
-                with torch.autocast("cuda", half) if half else nullcontext():
-                    out = model(*inputs.args, **inputs.kwargs)
-                    loss = plan.loss(out, inputs.target)
-                recorder.places.writing = False
-                if optimizer is None:
-                    continue
-                recorder.enter("backward", step)
-                if plan.precision == "amp-fp16":
-                    scale = torch.full((), 1024.0, device="meta") if scale is None else scale
-                    (loss * scale).backward()
-                else:
-                    loss.backward()
-                mark(
-                    recorder,
-                    [p.grad for p in model.parameters() if p.grad is not None],
-                    "gradients",
-                )
-            if optimizer is not None:
-                recorder.enter("optimizer", step)
-                if scale is not None:
-                    _unscale(scale)
-                optimizer.step()
-                mark(recorder, states_of(optimizer), "optimizer")
-            if plan.evaluate and step > 1:
-                recorder.enter("evaluate", step)
-                _evaluate(plan, size, half)
+    note_model(plan.model, recorder)
+    make = plan.make
+    at = 0
+
+    def made(size: int) -> Inputs:
+        with recorder.kernels.paused():
+            inputs = make(size)
+        mark(recorder, inputs.tensors(), "inputs")
+        return inputs
+
+    def before_step(optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            mark(recorder, [p.grad for p in group["params"] if p.grad is not None], "gradients")
+
+    with (
+        recorder,
+        training_phases(
+            lambda phase: recorder.enter(phase, at),
+            lambda: recorder.phase,
+            before_step,
+            lambda optimizer: mark(recorder, states_of(optimizer), "optimizer"),
+        ) as happened,
+    ):
+        plan = replace(
+            plan,
+            make=made,
+            evaluates=lambda: recorder.enter("evaluate", at),
+            trained=lambda: len(happened),
+        )
+        training = steps(plan)  # kept: its variables go with it
+        for at in training:
+            mark(recorder, [p.grad for p in plan.model.parameters() if p.grad is not None], "gradients")
+            if at > len(plan.batches):
+                break
+            recorder.enter("forward", at)
+            recorder.places.reset()
+            recorder.places.writing = at == 1
         # Read before the loop's variables go out of scope.
         return seen_by(recorder)
 
@@ -155,20 +259,3 @@ def states_of(optimizer: torch.optim.Optimizer) -> List[Tensor]:
     return [
         value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
     ]
-
-
-def _unscale(scale: Tensor) -> None:
-    """What GradScaler allocates before the optimizer's step: a few numbers."""
-    inverse = scale.double().reciprocal().float()
-    found = torch.full((), 0.0, device="meta")
-    del inverse, found
-
-
-@torch.no_grad()
-def _evaluate(plan: Plan, size: int, half: Optional[torch.dtype]) -> None:
-    plan.model.eval()
-    inputs = plan.make(size)
-    with torch.autocast("cuda", half) if half else nullcontext():
-        for _ in range(2):
-            plan.model(*inputs.args, **inputs.kwargs)
-    plan.model.train()

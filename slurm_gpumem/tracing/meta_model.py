@@ -32,7 +32,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def meta_twin(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers are meta tensors; the model itself is not changed."""
     if isinstance(model, torch.jit.ScriptModule):
-        return scripted_twin(model, META)
+        return _scripted_twin(model)
     known: Dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         known[id(tensor)] = to_meta(tensor)
@@ -88,12 +88,12 @@ def _rebound(function: FunctionType, closure: Tuple[CellType, ...], copies: Dict
     return twin
 
 
-def scripted_twin(model: torch.jit.ScriptModule, device: torch.device) -> nn.Module:
+def _scripted_twin(model: torch.jit.ScriptModule) -> nn.Module:
     """A copy of a model made by `torch.jit.script`; with any other copy its parameters cannot be trained."""
     kept = io.BytesIO()
     torch.jit.save(model, kept)
     kept.seek(0)
-    twin: nn.Module = torch.jit.load(kept, map_location=device)
+    twin: nn.Module = torch.jit.load(kept, map_location=META)
     return twin
 
 

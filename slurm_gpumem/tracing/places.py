@@ -11,7 +11,7 @@ from torch.nn.modules import module as hooks
 
 from slurm_gpumem.summaries.types import Layer, Shape
 
-_CURRENT_NODE = getattr(torch._C, "_current_autograd_node", lambda: None)
+CURRENT_NODE = getattr(torch._C, "_current_autograd_node", lambda: None)
 _SEQUENCE = getattr(torch._C._autograd, "_get_sequence_nr", None)
 
 
@@ -43,7 +43,7 @@ class Places:
         """Name of the innermost running layer; in the backward pass, the layer whose gradient is computed."""
         if self._stack:
             return self._stack[-1]
-        node = _CURRENT_NODE()
+        node = CURRENT_NODE()
         if node is None:
             return ""
         number = node._sequence_nr()
@@ -91,6 +91,8 @@ class Places:
             row = self._open.pop()
             if row is not None:
                 self.rows[row]["outputs"] = shapes(output)
+            if not self._stack and not self._names[id(module)]:
+                self.writing = False  # the model's own first pass is over
 
     def layers(self) -> Tuple[Layer, ...]:
         """What the first forward pass showed, parents before their children."""

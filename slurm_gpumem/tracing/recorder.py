@@ -25,6 +25,7 @@ from slurm_gpumem.tracing.reads import READS
 from slurm_gpumem.tracing.sized import BY_NAME, SIZED, selected
 from slurm_gpumem.tracing.solvers import UNMEASURED
 from slurm_gpumem.tracing.sparse_products import parts_of
+from slurm_gpumem.tracing.unknown import assumed
 from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
 from slurm_gpumem.units import MIB
 
@@ -66,7 +67,7 @@ class Block:
 class Recorder(TorchDispatchMode):
     """Notes allocations and releases, with the operator, layer and phase of each."""
 
-    def __init__(self, places: Places, autocast: Autocast, guess: Guess, device: str = "meta") -> None:
+    def __init__(self, places: Places, autocast: Autocast, guess: Guess) -> None:
         super().__init__()
         self.guess = guess
         self._autocast = autocast
@@ -88,10 +89,8 @@ class Recorder(TorchDispatchMode):
         """The stream that is given work, where it is not the usual one."""
         self.uses_conv = False
         self.uses_matmul = False
-        self._device = device
         self._live: Dict[int, Tuple[int, Any]] = {}
         self._handles: Dict[str, bool] = {}
-        self._operator = ""
 
     # -- Phases ----------------------------------------------------------------------------------
 
@@ -106,7 +105,7 @@ class Recorder(TorchDispatchMode):
 
     def note(self, tensor: Tensor, operator: str = "", category: str = "", module: str = "") -> None:
         """Note a tensor's storage if it is new."""
-        if tensor.device.type != self._device:
+        if tensor.device.type != "meta":
             return
         if tensor.layout != torch.strided:
             for part in parts_of(tensor):
@@ -127,7 +126,7 @@ class Recorder(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         """The storage of a block was released."""
-        number = self._live.pop(key)[0]
+        number = self._live.pop(key, (-1, None))[0]
         if number >= 0:
             self.events.append(~number)
 
@@ -245,9 +244,8 @@ class Recorder(TorchDispatchMode):
             return self._run(func, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             moved = selected(func, args, kwargs) or _scalars_on_meta(args, kwargs)
-            moved = moved if self._device == "meta" else None
             if moved is None:
-                raise
+                return assumed(self, func, args, error)
             try:
                 return self._run(func, *moved)
             except (RuntimeError, NotImplementedError, TypeError):
@@ -260,8 +258,7 @@ class Recorder(TorchDispatchMode):
         self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
         if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)
-        if self._device == "meta":
-            track(func, args, kwargs, result, self.shares)
+        track(func, args, kwargs, result, self.shares)
         self.note_result(result, name)
         if name in MATMULS:
             self.cublas(name)

@@ -9,7 +9,6 @@ from typing import Any, Callable, List, Optional
 import torch
 from torch import nn
 
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing import labels, losses, optimizers
@@ -19,12 +18,10 @@ from slurm_gpumem.tracing.batches import maker, require_size
 from slurm_gpumem.tracing.constants import known_constants
 from slurm_gpumem.tracing.described import checkpointing_seen, precision_of
 from slurm_gpumem.tracing.guards import EndlessLoop
-from slurm_gpumem.tracing.loop import Inputs, Plan, run
+from slurm_gpumem.tracing.loop import Inputs, Plan, Step, run
 from slurm_gpumem.tracing.meta_model import meta_twin, unwrapped
-from slurm_gpumem.tracing.own_step import Step, run_own_step
 from slurm_gpumem.tracing.places import Places, shapes
 from slurm_gpumem.tracing.reads import formatted_tensors
-from slurm_gpumem.tracing.real_run import BATCHES, has_values, real_maker, real_twin, refuses_meta
 from slurm_gpumem.tracing.recorder import Recorder
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
@@ -35,10 +32,6 @@ _PURE = {"bf16": torch.bfloat16}
 
 
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
-
-
-class NoValuesError(UsageError):
-    """A model on the meta device whose code needs numbers."""
 
 
 def summarize(
@@ -96,39 +89,27 @@ def _with_labels(asked: _Asked, name: str) -> ModelSummary:
         with suppress(*_FAILURES):
             summary = _summary(replace(asked, make=make))
             if summary.trace is not None and " over " not in summary.trace.job.loss:
-                said = f"forward's {name} was not given: one label per token, for the model's own loss"
-                return replace(summary, warnings=(*summary.warnings, said))
+                return replace(summary, warnings=(*summary.warnings, *labels.warnings(name, "", "")))
     summary = _summary(asked)
     used = summary.trace.job.loss if summary.trace is not None else ""
-    said = f"forward takes {name}, which was not given; the loss is {used}. Give {name} for the model's own"
-    return replace(summary, warnings=(*summary.warnings, said))
+    return replace(summary, warnings=(*summary.warnings, *labels.warnings("", name, used)))
 
 
 def _summary(asked: _Asked) -> ModelSummary:
-    """Traced on meta tensors, or by a small real run where the model refuses them."""
+    """Traced with another guess at values, or for this batch size only, where it does not run otherwise."""
     guess = Guess()
     try:
-        return _traced(asked, "meta", guess)
+        return _traced(asked, guess)
     except _FAILURES as error:
         if guess.used and not isinstance(error, EndlessLoop):
             # It checked a condition, got True for an unknown value, and raised an error: "labels too large?"
             with suppress(*_FAILURES):
-                return _traced(asked, "meta", Guess(truth=False))
+                return _traced(asked, Guess(truth=False))
         if asked.scalable:
             # Sizes in the code itself (a graph, a table by rows): it runs with this batch only.
             with suppress(*_FAILURES):
-                return _traced(replace(asked, scalable=False), "meta", Guess())
-        if not refuses_meta(error):
-            raise
-        if not has_values(asked.model):
-            raise NoValuesError(
-                f"the model reads values and has none: build it on the CPU, not on the meta device. {error}"
-            ) from error
-        try:
-            return _traced(asked, "real", guess)
-        except _FAILURES:
-            # A few rows did not do either; what stopped the trace itself says more.
-            raise error from None
+                return _traced(replace(asked, scalable=False), Guess())
+        raise
 
 
 @dataclass(frozen=True)
@@ -149,12 +130,9 @@ class _Asked:
     name: str
 
 
-def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
-    """The summary, traced on meta tensors or by a small real run."""
-    real = way == "real"
-    twin = real_twin(asked.model) if real else meta_twin(asked.model)
-    make = real_maker(asked.make) if real else asked.make
-    batches = list(BATCHES) if real else _batches(asked.size, asked.scalable)
+def _traced(asked: _Asked, guess: Guess) -> ModelSummary:
+    twin = meta_twin(asked.model)
+    batches = _batches(asked.size, asked.scalable)
     if asked.precision in _PURE:
         twin = twin.to(_PURE[asked.precision])
     if asked.channels_last:
@@ -163,32 +141,31 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         stack.enter_context(optimizers.foreach_on_meta())
         places = stack.enter_context(Places(twin))
         autocast = stack.enter_context(autocast_on_meta())
-        recorder = Recorder(places, autocast, guess, "cpu" if real else "meta")
+        recorder = Recorder(places, autocast, guess)
         stack.enter_context(cuda_substitutes(recorder))
         stack.enter_context(known_constants())
         checkpointed = stack.enter_context(checkpointing_seen())
         stack.enter_context(formatted_tensors())
-        if real:
-            recorder.assume("run on the CPU with a few rows: the model does not run on meta tensors")
         optimizer = asked.optimizer
         chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, asked.model, twin)
         loss = losses.Loss(asked.loss)
         plan = Plan(
             model=twin,
-            make=make,
+            make=asked.make,
             loss=loss,
             optimizer=chosen,
             batches=batches,
-            precision="fp32" if real else asked.precision,
+            precision=asked.precision,
             accumulate=asked.accumulate,
             evaluate=asked.evaluate,
+            step=asked.step,
         )
-        seen = run(plan, recorder) if asked.step is None else run_own_step(plan, asked.step, recorder)
+        seen = run(plan, recorder)
         first_inputs = shapes(asked.make(asked.size).args)
     job = TracedJob(
         batch=asked.size,
         optimizer="" if chosen is None else optimizers.name_of(optimizer, chosen),
-        precision=precision_of(twin, plan.precision if real else asked.precision),
+        precision=precision_of(twin, asked.precision),
         grad_accumulation=asked.accumulate,
         checkpointing=bool(checkpointed),
         channels_last=asked.channels_last,
@@ -205,7 +182,7 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         input_shapes=first_inputs,
         total_params=sum(p.numel() for p in parameters),
         trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
-        trace=assemble(seen, job, way, batches),
+        trace=assemble(seen, job, batches),
         warnings=tuple(recorder.warnings),
     )
 

@@ -223,31 +223,6 @@ def frozen() -> Dict[str, Any]:
     }
 
 
-@torch.library.custom_op("gpumemcheck::first", mutates_args=())
-def first_number(x: torch.Tensor) -> float:
-    """Somebody's own operator, without a word on what it does with tensors that have no values."""
-    return float(x.flatten()[0])
-
-
-class Refuser(nn.Module):
-    """Leaves torch on its way: no meta tensor comes through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.layer(x) * float(torch.ops.gpumemcheck.first(x) < 9)
-        return result
-
-
-def refuser() -> Dict[str, Any]:
-    trace = summarize(Refuser(), torch.empty(64, 8, device="meta")).trace
-    assert trace is not None
-    largest = max(s.bytes_at(64) for s in trace.sites if s.operator == "aten::addmm")
-    return {"way": trace.way, "output": largest, "remarks": trace.remarks}
-
-
 class Labels(nn.Module):
     """Compares labels with a table that it makes from numbers on its input's device."""
 
@@ -497,7 +472,6 @@ CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
         guarded,
         recurrent,
         frozen,
-        refuser,
         constants,
         ctc,
         detector,

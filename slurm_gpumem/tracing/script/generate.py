@@ -10,12 +10,10 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
-from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU
 from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
 
 _START = "import torch; from slurm_gpumem.tracing.script.generate import main; main()"
-_ANY_GPU = GpuFacts(memory_bytes=1 << 50)
-"""How much is needed is the question; no GPU is too small for the answer."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def trace_generation(
     """Trace it in a process of its own; TargetError says what went wrong."""
     command = [python or sys.executable, "-c", _START, json.dumps(asdict(asked))]
     name = f"hf:{asked.place} --generate {asked.new_tokens}"
-    return trace_command(command, limits, gpu=_ANY_GPU, progress=progress, name=name)
+    return trace_command(command, limits, gpu=ANY_GPU, progress=progress, name=name)
 
 
 def main() -> None:
@@ -50,7 +48,7 @@ def main() -> None:
     import torch
 
     from slurm_gpumem.errors import TargetError
-    from slurm_gpumem.tracing.child.hub import build_hugging_face
+    from slurm_gpumem.tracing.model.hub import build_hugging_face
 
     values: Dict[str, Any] = json.loads(sys.argv[1])
     asked = Generation(**values)

@@ -29,3 +29,7 @@ class GpuFacts(NamedTuple):
             return cls()
         name, memory, capability, sms, gpus = json.loads(text)
         return cls(str(name), int(memory), (int(capability[0]), int(capability[1])), int(sms), int(gpus))
+
+
+ANY_GPU = GpuFacts(memory_bytes=1 << 50)
+"""How much is needed is the question; no GPU is too small for the answer."""

@@ -7,6 +7,9 @@ from typing import NamedTuple, Tuple
 ENDLESS = "EndlessLoop"
 """The kind of failure after which another guess at values would only skip the loop."""
 
+TOLD, PHASE = "told", "phase"
+"""Kinds of failures that scripts of ours report: the words are the whole message, or what was going on."""
+
 _MEASURE = "measure a run instead, submit it with a GPU of its own once"
 _OTHERWISE = f"Does it fail like this without the trace, too? Then fix that first; else {_MEASURE}."
 """Of causes that are not known."""

@@ -12,19 +12,21 @@ import threading
 import time
 import traceback
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import Any, Callable, Dict, List, NoReturn, Tuple
 
 import torch
 
 from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.autocast import autocast_on_meta
-from slurm_gpumem.tracing.child.blame import from_stack, own_words, user_line
+from slurm_gpumem.tracing.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
 from slurm_gpumem.tracing.script import replaced, streams
-from slurm_gpumem.tracing.script.forward import Onward
+from slurm_gpumem.tracing.script.fast_forward import FastForward
 from slurm_gpumem.tracing.script.generation import Generation
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.hints import PHASE, TOLD
 from slurm_gpumem.tracing.script.inference import Inference
 from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
@@ -37,20 +39,27 @@ from slurm_gpumem.tracing.values import Guess
 
 _kept = ExitStack()
 """Contexts that are never left."""
+_installed: List[Tracer] = []
+
+
+def tracer() -> Tracer:
+    """The tracer of this process, for scripts of ours."""
+    return _installed[0]
 
 
 def install() -> None:
     """Called once, when torch has been imported."""
     env = os.environ
     report = Report(env["GPUMEM_TRACE_DIR"])
-    tracer = Tracer(
+    made = Tracer(
         report,
         GpuFacts.from_json(env.get("GPUMEM_TRACE_GPU", "")),
         float(env.get("GPUMEM_TRACE_DEADLINE", "inf")),
         float(env.get("GPUMEM_TRACE_ONWARD", "8")),
         truth=env.get("GPUMEM_TRACE_TRUTH", "1") == "1",
     )
-    tracer.install()
+    made.install()
+    _installed.append(made)
 
 
 class Tracer:
@@ -70,6 +79,7 @@ class Tracer:
         self._claimed = False
         self._failure = self._onward_failure = ""
         self._exit_code: Any = None
+        self._summary: Callable[[], Tuple[ModelSummary, Dict[str, Any]]] = lambda: summary_of(self)
         self.ranks = 1
         """Processes that train together, of which this is the first."""
         self.world = CudaWorld()
@@ -80,14 +90,14 @@ class Tracer:
         self.world.elsewhere = self.recorder.elsewhere
         self.steps = Steps(self.recorder, deadline, onward_s, self.finish)
         self.steps.started = self._claim
-        self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)
-        self.steps.after_backward = lambda: self.onward.after_backward(self.steps.optimizers)
+        self.skips = FastForward(self.recorder, self.places, lambda: self.steps.fast_forward)
+        self.steps.after_backward = lambda: self.skips.after_backward(self.steps.optimizers)
         self.steps.skipped = self._skipped
         self.steps.of_weights = self._run_whole
         self.inference = Inference(self.recorder, self.steps, deadline, onward_s)
         self.generation = Generation(self)
-        self.onward.skipped = self.inference.skipped
-        self.onward.keeps_answers = lambda: not self.steps.counts
+        self.skips.skipped = self.inference.skipped
+        self.skips.keeps_answers = lambda: not self.steps.counts
         self.recorder.every_few = self._check_time
 
     def install(self) -> None:
@@ -103,7 +113,7 @@ class Tracer:
         streams.install(self)
         replaced.install(self)
         self.steps.install()
-        self.onward.install()
+        self.skips.install()
         self.generation.install()
         self._in_every_thread()
         self.world.__enter__()
@@ -142,7 +152,7 @@ class Tracer:
         self._report.say(finishing=True)
         self.recorder.off = True
         with torch._C.DisableTorchFunction():
-            summary, facts = summary_of(self)
+            summary, facts = self._summary()
         self._report.put_summary(to_json(summary))
         for name, text in (("failure", self._failure), ("onward_failure", self._onward_failure)):
             if text:
@@ -150,6 +160,35 @@ class Tracer:
         sys.gpumem_files_read.write()  # type: ignore[attr-defined]
         self._report.say(done=facts)
         _wait_for_the_end()
+
+    # -- Scripts of ours (`model.training`) --------------------------------------------------------
+
+    def now_at(self, phase: str) -> None:
+        """If the process ends without another word, this is what it was doing."""
+        self._report.say(failed=phase, kind=PHASE)
+
+    def lead(self, summary: Callable[[], Tuple[ModelSummary, Dict[str, Any]]], *, trains: bool) -> None:
+        """The script says itself where steps begin and end, and what was seen."""
+        self._summary, self.recorder.drops = summary, False
+        self.steps.led, self.steps.forward_only = 0, not trains
+
+    def begin_step(self, number: int) -> None:
+        """From here on is this step."""
+        self.steps.led = number
+        self.recorder.enter("forward", number)
+
+    def end(self) -> None:
+        """All was seen."""
+        if not self._claimed:
+            self._report.claim()
+        self.finish()
+
+    def fail(self, message: str, *, may_guess_again: bool) -> NoReturn:
+        """It cannot be traced; the message says all that there is to say."""
+        self._finished, self._finisher = True, threading.get_ident()
+        guessed = may_guess_again and self.recorder.guess.used
+        self._report.say(failed=message, kind=TOLD, guessed=guessed)
+        os._exit(1)
 
     def fast_forward(self) -> bool:
         """Whether loaders may end their epoch: what they feed has nothing new to show."""
@@ -159,7 +198,7 @@ class Tracer:
 
     def _called(self, root: Any, args: Any) -> None:
         trains = torch.is_grad_enabled() and root.module.training
-        self.onward.before_call(trains, self.steps.optimizers)
+        self.skips.before_call(trains, self.steps.optimizers)
         self.inference.called(root.module, args)
         self.steps.called(root, args)
         if trains and self.recorder.cycles <= ENOUGH_STEPS:
@@ -168,15 +207,15 @@ class Tracer:
 
     def _check_time(self) -> None:
         self.steps.check_time()
-        if self.inference.is_over() and self._report.claim():
+        if self.steps.led is None and self.inference.is_over() and self._report.claim():
             self.finish()
 
     def _skipped(self) -> bool:
-        was, self.onward.skipping = self.onward.skipping, False
+        was, self.skips.skipping = self.skips.skipping, False
         return was
 
     def _run_whole(self) -> None:
-        self.onward.whole = True
+        self.skips.whole = True
 
     def _claim(self) -> bool:
         self._claimed = self._report.claim()
@@ -206,7 +245,7 @@ class Tracer:
             self._report.say(
                 failed=f"it ended by sys.exit({self._exit_code!r}){caught}",
                 guessed=self.recorder.guess.used,
-                passes=self.onward.completed,
+                passes=self.skips.completed,
             )
         elif self.inference.was_all() and not self._failure:
             # Another process may train later, or need more: the command goes on, and the largest counts.
@@ -249,7 +288,7 @@ class Tracer:
                     failed=self._failure,
                     guessed=self.recorder.guess.used,
                     kind=kind.__name__,
-                    passes=self.onward.completed,
+                    passes=self.skips.completed,
                 )
             if os.environ.get("GPUMEM_TRACE_DEBUG"):
                 self._report.say(note="".join(traceback.format_exception(kind, error, trace)[-8:]))
@@ -287,7 +326,7 @@ class Tracer:
                 if self.steps.is_late():
                     self.finish()
             elif self.inference.at_work:
-                self._report.say(at="", passes=self.onward.completed)
+                self._report.say(at="", passes=self.skips.completed)
             else:
                 self._report.say(at=_line_of_main_thread())
 

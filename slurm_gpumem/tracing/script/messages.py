@@ -7,7 +7,7 @@ import signal
 from typing import Any, Dict, List, NamedTuple
 
 from slurm_gpumem.text import count
-from slurm_gpumem.tracing.script.hints import advice_on
+from slurm_gpumem.tracing.script.hints import PHASE, TOLD, advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
 from slurm_gpumem.tracing.script.printed import printed_error
 
@@ -41,6 +41,10 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
             _at(state),
             f"Allow more with {advice.memory}, or trace where there is more memory.",
         ]
+    elif state.kind == TOLD:
+        lines = [state.failed]
+    elif state.kind == PHASE:
+        lines = [f"{label}: the process {_ended(state.exit_code)} while {state.failed}.", _last_line(state)]
     elif state.failed:
         lines = [
             f"{label}: the script failed {_when(state.passes)}.",
@@ -107,6 +111,12 @@ def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
         return [
             f"{label}: stopped after {seconds:.0f} s, before torch was imported.",
             f"Is this machine busy, or does the command wait for something? Allow more with {allow}.",
+        ]
+    if state.kind == PHASE:
+        return [
+            f"{label}: {state.failed} took longer than {seconds:.0f} s.",
+            _at(state),
+            f"Name a function that only builds the model (no data, no training), or allow more with {allow}.",
         ]
     where = "in its training loop" if state.training else _when(state.passes)
     if state.passes and not state.training and not state.at:

@@ -6,7 +6,7 @@ import os
 import re
 from typing import NamedTuple, Optional
 
-from slurm_gpumem.tracing.child.blame import is_users, shortened
+from slurm_gpumem.tracing.blame import is_users, shortened
 
 _ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?::\s*(.*))?$")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)(?:, in (\S+))?')

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.summaries.types import Layer
-from slurm_gpumem.tracing.places import Places, shapes
+from slurm_gpumem.tracing.places import CURRENT_NODE, Places, shapes
 
 
 class Root:
@@ -57,7 +57,8 @@ class ScriptPlaces(Places):
         """What the model is called with by name; hooks get the rest."""
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if self.depth == 0:
+        again = CURRENT_NODE() is not None and id(module) in self._names  # a checkpoint computes it again
+        if self.depth == 0 and not again:
             self._begin(module, args)
         self.depth += 1
         self._names.setdefault(id(module), type(module).__name__)
@@ -89,10 +90,11 @@ class ScriptPlaces(Places):
         self._called(root, args)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        writing = self.writing
         super()._after(module, args, output)
         self.depth = max(0, self.depth - 1)
         if self.depth == 0:
-            if self.writing:
+            if writing:
                 self._seen_layers += super().layers()
                 self.rows.clear()
                 if self._root is not None:

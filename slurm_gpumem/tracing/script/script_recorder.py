@@ -33,7 +33,7 @@ class ScriptRecorder(Recorder):
     """Notes allocations of everything that the process does on "cuda"."""
 
     def __init__(self, places: ScriptPlaces, autocast: Autocast, guess: Guess) -> None:
-        super().__init__(places, autocast, guess, "meta")
+        super().__init__(places, autocast, guess)
         self.off = False
         """In forked processes nothing is noted."""
         self.gpu_bytes = 1 << 50
@@ -52,10 +52,37 @@ class ScriptRecorder(Recorder):
         self._pass = (0, 0, 0)
         """First event and first block of the pass at work, and the peak before it."""
         self._silent = 0
+        self.drops = True
+        """Whether cycles that are alike are dropped."""
         self.calls = 0
         """Operators that the script has run."""
         self.every_few: Callable[[], None] = lambda: None
         """Called every few hundred operators."""
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, operators run as if nothing was traced."""
+        self.off = True
+        try:
+            yield
+        finally:
+            self.off = False
+
+    def begin_again(self) -> None:
+        """Forget all that was noted: what went on until here was no training."""
+        self.blocks.clear()
+        self.events.clear()
+        self.phases.clear()
+        self._handles.clear()
+        self._live.clear()
+        self.live_bytes = self.peak_bytes = self.most_bytes = 0
+        self._start = self._pass[:2]
+
+    def forget_from(self, event: int, step: int) -> None:
+        """Forget a step that began with this event and failed."""
+        del self.events[event:]
+        self.phases = [phase for phase in self.phases if phase[2] < step]
+        self.kernels.by_step.pop(step, None)
 
     @contextmanager
     def unnoted(self) -> Iterator[None]:
@@ -86,7 +113,7 @@ class ScriptRecorder(Recorder):
         return number
 
     def _gone(self, key: int) -> None:
-        number = self._live[key][0]
+        number = self._live.get(key, (-1, None))[0]
         super()._gone(key)
         if number >= 0:
             self.live_bytes -= self.blocks[number].nbytes
@@ -119,7 +146,7 @@ class ScriptRecorder(Recorder):
         self.cycles += 1
         first_event, first_block = self._start
         signature = self._signature(first_event, first_block)
-        same = self._last == signature and self.cycles > KEPT_CYCLES
+        same = self.drops and self._last == signature and self.cycles > KEPT_CYCLES
         if same:
             self._forget(first_event, first_block)
         self._last = signature

@@ -64,7 +64,7 @@ class _Named(NamedTuple):
     limits: Tuple[ast.expr, ...]
 
 
-def ahead(frame: Optional[FrameType] = None) -> List[Stage]:
+def upcoming_stages(frame: Optional[FrameType] = None) -> List[Stage]:
     """Stages of the loops that now run which have not been reached."""
     found: Dict[Tuple[str, int], Stage] = {}
     for at_work in _frames(frame or sys._getframe(1)):

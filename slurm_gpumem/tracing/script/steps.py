@@ -76,7 +76,11 @@ class Steps:
         self.growing = False
         """Whether most cycles needed more than all before them, the last one too."""
         self._highest = self._higher = self._rose_at = 0
-        self.ahead: List[stages.Stage] = []
+        self.led: Optional[int] = None
+        """The step that a script of ours is at, which says itself when all was seen (`model.training`)."""
+        self.forward_only = False
+        """Whether its steps are forward passes without training."""
+        self.upcoming: List[stages.Stage] = []
         """What the script's code does later than the trace has come."""
         self._looked = (0.0, -1)
         """When the last new peak was seen, and how high it was."""
@@ -183,7 +187,7 @@ class Steps:
         now, peak = time.monotonic(), self._recorder.peak_bytes
         if peak > self._looked[1]:
             self._looked = (now, peak)
-        if self.counts and now > self._deadline:
+        if self.counts and now > self._deadline and self.led is None:
             self.cut_off = True
             self.still_growing = now - self._looked[0] < _JUST_NOW_S
             self._finish()
@@ -196,7 +200,7 @@ class Steps:
         now, calls = time.monotonic(), self._recorder.calls
         if calls != self._called[0]:
             self._called = (calls, now)
-        if now - self._called[1] < _LATE_S or not self.counts:
+        if now - self._called[1] < _LATE_S or not self.counts or self.led is not None:
             return False
         if self._settled_at is not None and now - self._settled_at > _TO_THE_END_S:
             return True
@@ -210,7 +214,7 @@ class Steps:
             return
         training = torch.is_grad_enabled() and module.training
         if recorder.phase in ("setup", "forward", "evaluate", "optimizer"):
-            self._enter("forward" if training else "evaluate")
+            self._enter("forward" if training or self.forward_only else "evaluate")
         if training:
             recorder.places.reset()
             if recorder.half() is not None:
@@ -230,7 +234,10 @@ class Steps:
         self.phases_seen.add(phase)
         recorder = self._recorder
         if recorder.phase != phase or recorder.step == 0:
-            recorder.enter(phase, max(1, recorder.cycles + 1))
+            recorder.enter(phase, self._number())
+
+    def _number(self) -> int:
+        return self._recorder.cycles + 1 if self.led is None else self.led
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.counts and self.started is not None and not self.started():
@@ -260,7 +267,7 @@ class Steps:
             alike = recorder.end_cycle()
             self._calm = self._calm + 1 if alike or self.skipped() else 0
             self._look_for_growth()
-        recorder.enter("forward", recorder.cycles + 1)
+        recorder.enter("forward", self._number())
         if self._is_enough():
             self._finish()
 
@@ -313,10 +320,12 @@ class Steps:
         self.growing = cycles > 2 * _FIRST_CYCLES and often and cycles - self._rose_at <= 1
 
     def _finish(self) -> None:
-        self.ahead = stages.ahead()
+        self.upcoming = stages.upcoming_stages()
         self._done()
 
     def _is_enough(self) -> bool:
+        if self.led is not None:
+            return False
         now = time.monotonic()
         if now > self._deadline:
             self.cut_off = True
@@ -333,7 +342,7 @@ class Steps:
         if evaluated and (self._calm >= 1 or self._varied_enough):
             if self._settled_since is None:
                 self._settled_since, self._settled_at = spent, now
-            if spent - self._settled_since > _TO_THE_END_S and not stages.ahead():
+            if spent - self._settled_since > _TO_THE_END_S and not stages.upcoming_stages():
                 return True
         return onward > self._onward_s
 

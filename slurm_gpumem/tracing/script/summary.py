@@ -107,10 +107,10 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "memory was still growing from step to step when the trace ended: the job needs more than this. "
             "Allow more with --onward, or let one run be measured: gpusbatch without --trace",
         )
-    found = (*found, *(stage.warning() for stage in tracer.steps.ahead))
+    found = (*found, *(stage.warning() for stage in tracer.steps.upcoming))
     if not tracer.came_to_its_end:
         found = (*found, *evaluations.not_reached(tracer.steps.evaluating))
-    if tracer.onward.varies and not trace.finished:
+    if tracer.skips.varies and not trace.finished:
         found = (
             *found,
             "its batches have many shapes: how much PyTorch keeps of them depends on their order, for which "

@@ -1,15 +1,15 @@
-"""From what a user writes to what the child process is told: names or code, shapes, well-known models."""
+"""From what a user writes to what the traced process is told: names or code, shapes, well-known models."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Callable, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UnknownNameError
-from slurm_gpumem.tracing.child import outline
-from slurm_gpumem.tracing.child.sandbox import Limits, Traced, trace_in_child
-from slurm_gpumem.tracing.child.spec import (
+from slurm_gpumem.tracing.model import outline
+from slurm_gpumem.tracing.model.spec import (
     BATCH,
     FILE,
     HUGGING_FACE,
@@ -21,10 +21,16 @@ from slurm_gpumem.tracing.child.spec import (
     parse_input,
     parse_target,
 )
+from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU
+from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
 from slurm_gpumem.training_names import plain_name
 
 BY_CODE = "callable"
 """The name of an optimizer or a loss that is the user's own code."""
+# The user's folder must not come before the standard library while torch is imported.
+_START = (
+    "import sys; del sys.path[0]; import torch; from slurm_gpumem.tracing.model.training import main; main()"
+)
 
 
 def is_code(text: str) -> bool:
@@ -86,14 +92,14 @@ def trace_code(
     limits: Limits,
     *,
     python: Optional[str] = None,
-    show_output: bool = False,
-    progress: Callable[[str, float], None] = lambda phase, seconds: None,
-) -> Traced:
-    """Trace it in a child process; slips in names are told at once, not after torch is imported."""
+    progress: Callable[[State, float], None] = lambda state, seconds: None,
+) -> TracedScript:
+    """Trace a training of it; slips in names are told at once, not after torch is imported."""
     _check_files(request)
     if python is None:
         _need_torch()
-    return trace_in_child(request, limits, python=python, show_output=show_output, progress=progress)
+    command = [python or sys.executable, "-c", _START, request.to_json()]
+    return trace_command(command, limits, gpu=ANY_GPU, progress=progress, name=request.target.label)
 
 
 def _check_files(request: TraceRequest) -> None:

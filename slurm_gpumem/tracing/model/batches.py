@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.child.hub import timm_input
-from slurm_gpumem.tracing.child.spec import BATCH, HUGGING_FACE, TIMM, InputSpec, TraceRequest
+from slurm_gpumem.tracing.model.hub import timm_input
+from slurm_gpumem.tracing.model.spec import BATCH, HUGGING_FACE, TIMM, InputSpec, TraceRequest
 
 _SEQUENCE = 512
 _LONGEST = 512
@@ -27,10 +27,10 @@ class Batch:
     """What was chosen for the user, in words."""
 
 
-def make_batch(request: TraceRequest, model: torch.nn.Module, device: str) -> Batch:
+def make_batch(request: TraceRequest, model: torch.nn.Module) -> Batch:
     """The batch that --input describes, completed by what the model's library expects."""
     if request.target.kind == HUGGING_FACE:
-        return _hugging_face(request, model, device)
+        return _hugging_face(request, model)
     inputs = request.inputs
     said = ""
     if not inputs and request.target.kind == TIMM and timm_input(model):
@@ -40,18 +40,18 @@ def make_batch(request: TraceRequest, model: torch.nn.Module, device: str) -> Ba
         raise TargetError(f"{request.target.label}: no input. {_suggestion(model)}")
     batch = Batch(said=said)
     for one in inputs:
-        _add(batch, one, request.batch_size, device, _default_dtype(model, request.precision))
+        _add(batch, one, request.batch_size, _default_dtype(model, request.precision))
     return batch
 
 
-def tensor(one: InputSpec, batch_size: int, device: str, dtype: torch.dtype) -> torch.Tensor:
+def tensor(one: InputSpec, batch_size: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of an input's shape; zeros are valid as indices, classes and pixels."""
     kind = getattr(torch, one.dtype) if one.dtype else dtype
-    return torch.zeros(one.shape(batch_size), dtype=kind, device=device)
+    return torch.zeros(one.shape(batch_size), dtype=kind, device="cuda")
 
 
-def _add(batch: Batch, one: InputSpec, batch_size: int, device: str, dtype: torch.dtype) -> None:
-    made = tensor(one, batch_size, device, dtype)
+def _add(batch: Batch, one: InputSpec, batch_size: int, dtype: torch.dtype) -> None:
+    made = tensor(one, batch_size, dtype)
     if one.name:
         batch.kwargs[one.name] = made
     else:
@@ -90,24 +90,24 @@ def _suggestion(model: torch.nn.Module) -> str:
 # -- transformers ----------------------------------------------------------------------------------
 
 
-def _hugging_face(request: TraceRequest, model: Any, device: str) -> Batch:
+def _hugging_face(request: TraceRequest, model: Any) -> Batch:
     config, main = model.config, str(model.main_input_name)
     takes = inspect.signature(model.forward).parameters
     batch = Batch()
     for one in request.inputs:
         named = one if one.name else InputSpec(one.sizes, main, one.dtype)
         whole = torch.int64 if named.name.endswith(("ids", "mask", "labels", "positions")) else torch.float32
-        batch.kwargs[named.name] = tensor(named, request.batch_size, device, whole)
+        batch.kwargs[named.name] = tensor(named, request.batch_size, whole)
     size = request.batch_size
     if not batch.kwargs:
         sizes = _usual_sizes(model, config, main)
         one = InputSpec((BATCH, *sizes), main)
         whole = torch.int64 if main == "input_ids" else torch.float32
-        batch.kwargs[main] = tensor(one, size, device, whole)
+        batch.kwargs[main] = tensor(one, size, whole)
         batch.said = f"input {main}={_example(sizes)} was chosen; --input sets another"
     for name, shape in _labels(type(model).__name__, config, batch.kwargs, main).items():
         if name in takes and name not in batch.kwargs:
-            batch.kwargs[name] = torch.zeros(shape, dtype=torch.int64, device=device)
+            batch.kwargs[name] = torch.zeros(shape, dtype=torch.int64, device="cuda")
     if "return_loss" in takes and "labels" not in batch.kwargs:
         batch.kwargs["return_loss"] = True
     return batch

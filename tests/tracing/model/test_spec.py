@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import GpumemError, TargetError
-from slurm_gpumem.tracing.child.spec import (
+from slurm_gpumem.tracing.model.spec import (
     BATCH,
     FILE,
     HUGGING_FACE,

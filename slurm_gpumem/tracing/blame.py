@@ -11,7 +11,7 @@ from typing import Sequence, Tuple
 _MAX = 240
 _PASSED_ON = ("__torch_function__", "__torch_dispatch__", "call")
 """Our functions that every operator of a model passes through."""
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = tuple(
     {path + os.sep for path in sysconfig.get_paths().values() if path and "site-packages" in path}
 )

@@ -1,4 +1,4 @@
-"""Find the callable a target names and call it. Runs in the child process."""
+"""Find the callable a target names and call it. In the traced process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any, Dict, List, Mapping, Tuple
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.child import outline
-from slurm_gpumem.tracing.child.spec import FILE, Target
+from slurm_gpumem.tracing.blame import is_users
+from slurm_gpumem.tracing.model import outline
+from slurm_gpumem.tracing.model.spec import FILE, Target
 
 
 def find_callable(target: Target) -> Tuple[Any, str]:
@@ -36,15 +37,6 @@ def find_callable(target: Target) -> Tuple[Any, str]:
     file = getattr(module, "__file__", None)
     path = Path(file) if file and file.endswith(".py") else Path()
     return _attribute(module, attribute, target.place, path), f"{target.place}:{attribute}"
-
-
-def own_files() -> List[str]:
-    """Files of the user's own code that were imported."""
-    return [os.path.abspath(str(m.__file__)) for m in list(sys.modules.values()) if _has_users_file(m)]
-
-
-def _has_users_file(module: ModuleType) -> bool:
-    return bool(getattr(module, "__file__", None)) and _is_target(module)
 
 
 def call(function: Any, label: str, arguments: Mapping[str, Any], *positional: Any) -> Any:
@@ -136,13 +128,11 @@ def _import_file(path: Path) -> ModuleType:
 
 def _taken() -> Dict[str, Any]:
     """Names of modules that are already loaded and did not come from a target."""
-    return {n: m for n, m in sys.modules.items() if not getattr(m, "__file__", None) or not _is_target(m)}
-
-
-def _is_target(module: ModuleType) -> bool:
-    from slurm_gpumem.tracing.child.blame import is_users
-
-    return is_users(str(module.__file__))
+    return {
+        n: m
+        for n, m in sys.modules.items()
+        if not getattr(m, "__file__", None) or not is_users(str(m.__file__))
+    }
 
 
 def _package_of(path: Path) -> Tuple[Path, str]:

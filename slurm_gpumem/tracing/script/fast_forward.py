@@ -1,4 +1,4 @@
-"""Quickly onward: when training repeats itself, its models are no longer run, so that evaluation comes soon.
+"""Fast forward: when training repeats itself, its models are no longer run, so that evaluation comes soon.
 
 A model that is called with the same shapes as before answers with tensors of the same shapes as before; what
 is noted is the first time. Gradients are made again after each backward pass, so that they are alive where
@@ -46,7 +46,7 @@ class _Shell:
     fields: Dict[str, Any]
 
 
-class Onward:
+class FastForward:
     """Skips calls whose effect on memory is known."""
 
     def __init__(self, recorder: Any, places: Any, calm: Callable[[], bool]) -> None:

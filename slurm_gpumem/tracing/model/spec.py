@@ -1,6 +1,6 @@
 """What a user wants traced, as plain values: which code, which inputs, how it is trained.
 
-Nothing here needs torch; the child process gets the same values as JSON.
+Nothing here needs torch; the traced process gets the same values as JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from slurm_gpumem.summaries.input_shape import read_input
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH
 
 FILE, MODULE, HUGGING_FACE, TIMM = "file", "module", "hf", "timm"
-IMPORTING_TORCH = "importing torch"
-"""The child's first phase, before the user's code."""
 NO_OPTIMIZER = "none"
 """Nothing is trained: forward passes without gradients."""
 BATCH = UNKNOWN_BATCH
@@ -65,6 +63,15 @@ class Target:
         place = os.path.basename(self.place) if self.kind == FILE else self.place
         return f"{place}:{self.attribute}" if self.attribute else place
 
+    @property
+    def library_name(self) -> str:
+        """The library's own name for the model, or of its configuration's folder; "" of a user's code."""
+        if self.kind not in (HUGGING_FACE, TIMM):
+            return ""
+        if self.place.endswith(".json"):
+            return os.path.basename(os.path.dirname(self.place)) or "config"
+        return self.place
+
 
 @dataclass(frozen=True)
 class InputSpec:
@@ -84,7 +91,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """Everything the child process needs to know."""
+    """Everything the traced process needs to know."""
 
     target: Target
     batch_size: int
@@ -108,7 +115,7 @@ class TraceRequest:
     """Which head a Hugging Face model type gets."""
 
     def to_json(self) -> str:
-        """The JSON that the child reads."""
+        """The JSON that the traced process reads."""
         return json.dumps(asdict(self))
 
     @staticmethod

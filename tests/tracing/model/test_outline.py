@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.child import outline
+from slurm_gpumem.tracing.model import outline
 
 CODE = """
 import torch.nn as nn

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from slurm_gpumem.tracing.child.blame import is_users
+from slurm_gpumem.tracing.blame import is_users
 
 _GIB = 1 << 30
 

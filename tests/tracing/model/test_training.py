@@ -1,4 +1,4 @@
-"""Somebody's code in the child process: what it may do, and what is said of what it may not.
+"""A training around somebody's model code: what it may do, and what is said of what it may not.
 
 All cases run at once when the first is asked for: each needs an interpreter with torch of its own.
 """
@@ -16,8 +16,9 @@ import pytest
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.tracing.child.sandbox import Limits, Traced, trace_in_child
-from slurm_gpumem.tracing.child.spec import TraceRequest, parse_input, parse_target
+from slurm_gpumem.tracing.model.request import trace_code
+from slurm_gpumem.tracing.model.spec import TraceRequest, parse_input, parse_target
+from slurm_gpumem.tracing.script.run import Limits, TracedScript
 from tests.support.needs import needs_torch
 
 pytestmark = needs_torch
@@ -46,6 +47,26 @@ class Net(nn.Module):
             x = torch.ops.gpumemtest.scan(x)
         return self.last(x)
 
+class Graph(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("edges", torch.rand(8, 8))
+
+    def forward(self, x):
+        return self.edges @ self.layer(x)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+def blocks():
+    return nn.Sequential(Block(), Block())
+
 def friendly():
     print("printed by the model's code")
     assert torch.cuda.is_available()
@@ -65,10 +86,6 @@ def exits():
 
 def hard_exit():
     os._exit(7)
-
-def forever():
-    while True:
-        print("still here")
 
 def downloads():
     return urllib.request.urlopen("https://example.org/weights.pth")
@@ -90,18 +107,19 @@ CASES = {
     "unknown": ("64", ""),
     "exits": ("64", ""),
     "hard_exit": ("64", ""),
-    "forever": ("64", ""),
     "downloads": ("64", ""),
     "Net": ("65", ""),
     "own step": ("", "Net"),
+    "Graph": ("64", ""),
+    "blocks": ("64", ""),
 }
 
-Outcome = Union[Traced, TargetError]
+Outcome = Union[TracedScript, TargetError]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Outcome]:
-    script = tmp_path_factory.mktemp("child") / "train.py"
+    script = tmp_path_factory.mktemp("model") / "train.py"
     script.write_text(CODE)
     os.environ["GPUMEM_TEST_MARKER"] = f"98{os.getpid()}"
 
@@ -114,9 +132,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Outcome]:
             inputs=(parse_input(shape),) if shape else (),
             batch_callable=parse_target(f"{script}:batch") if own else None,
             step_callable=parse_target(f"{script}:step") if own else None,
+            checkpointing=case == "blocks",
         )
         try:
-            return trace_in_child(request, Limits(seconds=3 if case == "forever" else 120))
+            return trace_code(request, Limits(seconds=400))
         except TargetError as error:
             return error
 
@@ -124,8 +143,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Outcome]:
         return dict(zip(CASES, pool.map(run, CASES)))
 
 
-def _traced(outcome: Outcome) -> Traced:
-    assert isinstance(outcome, Traced), outcome
+def _traced(outcome: Outcome) -> TracedScript:
+    assert isinstance(outcome, TracedScript), outcome
     return outcome
 
 
@@ -142,7 +161,7 @@ def test_children_of_the_caller_are_left_alone(tmp_path: Path) -> None:
         try:
             request = TraceRequest(target=parse_target(f"{script}:exits"), batch_size=8)
             with pytest.raises(TargetError):
-                trace_in_child(request, Limits(seconds=60))
+                trace_code(request, Limits(seconds=400))
             assert mine.poll() is None
         finally:
             mine.kill()
@@ -160,8 +179,11 @@ def test_no_process_stays_behind(outcomes: Dict[str, Outcome]) -> None:
 
 def test_an_unknown_operator_is_named_with_what_was_assumed(outcomes: Dict[str, Outcome]) -> None:
     traced = _traced(outcomes["unknown"])
-    assert any("gpumemtest::scan" in note and "as large as its first input" in note for note in traced.notes)
-    trace = read_summary(traced.summary.decode()).trace
+    summary = read_summary(traced.summary.decode())
+    (said,) = summary.warnings
+    assert "gpumemtest::scan" in said
+    assert "as large as its first input" in said
+    trace = summary.trace
     assert trace is not None
     assert any("gpumemtest::scan" in remark for remark in trace.remarks)
 
@@ -172,12 +194,26 @@ def test_a_training_step_of_the_users_own_is_traced(outcomes: Dict[str, Outcome]
     assert {phase.name for phase in trace.phases} >= {"forward", "backward", "optimizer"}
 
 
+def test_a_model_for_one_batch_size_is_traced_for_that_one(outcomes: Dict[str, Outcome]) -> None:
+    trace = read_summary(_traced(outcomes["Graph"]).summary.decode()).trace
+    assert trace is not None
+    assert not trace.scalable
+    assert max(phase.step for phase in trace.phases) == 2, "the step at twice the batch failed"
+
+
+def test_layers_that_a_checkpoint_computes_again_are_listed_once(outcomes: Dict[str, Outcome]) -> None:
+    summary = read_summary(_traced(outcomes["blocks"]).summary.decode())
+    assert [layer.name for layer in summary.layers] == ["", "0", "0.layer", "1", "1.layer"]
+    assert summary.trace is not None
+    assert summary.trace.job.checkpointing
+    assert summary.trace.scalable
+
+
 @pytest.mark.parametrize(
     ("case", "said"),
     [
         ("exits", r"called sys.exit saying: no data set found while building the model.\ntrain.py, line \d+"),
-        ("hard_exit", r"ended itself with code 7 while building the model"),
-        ("forever", r"building the model took longer than 3 s.\nIt was in train.py, line \d+, in forever"),
+        ("hard_exit", r"the process ended with code 7 while building the model"),
         ("downloads", r"tried to download.*\ntrain.py, line \d+, in downloads"),
         (
             "Net",

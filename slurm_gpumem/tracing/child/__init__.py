@@ -1,1 +1,0 @@
-"""From the name of a user's model code to a traced summary: found, loaded and run in a child process."""

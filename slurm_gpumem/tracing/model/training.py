@@ -1,0 +1,224 @@
+"""The script of a model that has none: build it, make batches, train it for a few steps.
+
+Runs as a traced command does (`script.run`), where "cuda" is the traced device.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from slurm_gpumem.errors import TargetError
+from slurm_gpumem.summaries.trace_types import TracedJob
+from slurm_gpumem.summaries.types import ModelSummary, Shape
+from slurm_gpumem.tracing import labels, losses, optimizers
+from slurm_gpumem.tracing.assemble import assemble
+from slurm_gpumem.tracing.described import precision_of
+from slurm_gpumem.tracing.guards import EndlessLoop
+from slurm_gpumem.tracing.loop import Inputs, Plan, note_model, seen_by, steps
+from slurm_gpumem.tracing.model.build import Builder, Several
+from slurm_gpumem.tracing.model.checkpointing import checkpoint_blocks
+from slurm_gpumem.tracing.model.failures import failure
+from slurm_gpumem.tracing.model.given import given_batches, given_loss, given_optimizer, given_step
+from slurm_gpumem.tracing.model.pretrained import without_downloads
+from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
+from slurm_gpumem.tracing.places import shapes
+from slurm_gpumem.tracing.script import inside
+from slurm_gpumem.tracing.script.summary import summary_of
+
+_PURE = {"bf16": torch.bfloat16}
+_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
+
+
+def main() -> None:
+    """In the traced process: the request is the only argument."""
+    request = TraceRequest.from_json(sys.argv[1])
+    _Training(request, inside.tracer()).run()
+
+
+class _Training:
+    """One request, from the model's code to its last step."""
+
+    def __init__(self, request: TraceRequest, tracer: Any) -> None:
+        self._request = request
+        self._tracer = tracer
+        self._phase = ""
+        self._owner = os.getpid()
+        self._trains = request.optimizer != NO_OPTIMIZER
+        self._loss = losses.Loss(None)
+        self._batches: List[int] = []
+        """Batch size of each step that was run."""
+        self._shapes: Tuple[Shape, ...] = ()
+        self._filled, self._unfilled = "", ""
+        """The argument for labels that nobody gave: filled for the model's own loss, or left out."""
+        self._built_on = ""
+
+    def run(self) -> None:
+        """Train, and tell what was seen; or why that is not possible."""
+        with self._told():
+            without_downloads(self._tracer.note)
+            model = self._built()
+            make = self._fed(model)
+            self._loss = losses.Loss(given_loss(self._request))
+            self._enter("tracing the model")
+            with torch.set_grad_enabled(self._trains):
+                self._train(model, make)
+
+    def _enter(self, phase: str) -> None:
+        if os.getpid() != self._owner:
+            os._exit(0)  # a process that the user's code has forked
+        self._phase = phase
+        self._tracer.now_at(phase)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - the user's code may raise anything; all of it is told
+            if os.getpid() != self._owner:
+                os._exit(0)
+            other = not isinstance(error, (TargetError, EndlessLoop))
+            self._tracer.fail(failure(error, self._phase, self._request), may_guess_again=other)
+
+    # -- Before the first step ---------------------------------------------------------------------
+
+    def _built(self) -> nn.Module:
+        request, recorder = self._request, self._tracer.recorder
+        builder = Builder(request, self._enter, self._tracer.note)
+        with recorder.paused():
+            model, self._built_on = builder.build()
+        if self._trains and not list(model.parameters()):
+            raise TargetError(f"{request.target.label}: the model has no parameters; nothing to train")
+        model.train(self._trains)
+        if request.checkpointing:
+            self._tracer.note(checkpoint_blocks(model))
+        with recorder.unnoted():
+            model = model.cuda()
+            if request.precision in _PURE:
+                model = model.to(_PURE[request.precision])
+            if request.channels_last:
+                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def _fed(self, model: nn.Module) -> Callable[[int], Inputs]:
+        self._enter("making the batch")
+        request, recorder = self._request, self._tracer.recorder
+        make = given_batches(request, model, _PURE.get(request.precision), self._tracer.note)
+        with recorder.unnoted():
+            self._shapes = shapes(make(request.batch_size).args)
+            if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+                # Layers without a shape get theirs by one forward pass, as users do before training.
+                with torch.no_grad():
+                    inputs = make(request.batch_size)
+                    model.eval()(*inputs.args, **inputs.kwargs)
+                model.train(self._trains)
+            if self._trains and request.step_callable is None and request.loss == "auto":
+                make = self._labelled(model, make)
+        recorder.begin_again()
+        return make
+
+    def _labelled(self, model: nn.Module, make: Callable[[int], Inputs]) -> Callable[[int], Inputs]:
+        """Batches with labels that nobody gave, if the model computes a loss from such."""
+        inputs = make(self._request.batch_size)
+        name = labels.unfilled(model, inputs) if inputs.target is None else None
+        if name is None:
+            return make
+        filled = labels.filled(make, name)
+        if filled is not None:
+            try:
+                inputs = filled(self._request.batch_size)
+                if losses.own_loss(model(*inputs.args, **inputs.kwargs))[0] is not None:
+                    self._filled = name
+                    return filled
+            except _FAILURES:
+                pass  # not such labels
+        self._unfilled = name
+        return make
+
+    # -- Steps -------------------------------------------------------------------------------------
+
+    def _train(self, model: nn.Module, make: Callable[[int], Inputs]) -> None:
+        request, tracer = self._request, self._tracer
+        recorder, followed = tracer.recorder, tracer.steps
+        tracer.lead(lambda: self._summary(model), trains=self._trains)
+        recorder.enter("setup", 0)
+        with torch._C.DisableTorchFunction():  # else they say that they are on "cuda"
+            note_model(model, recorder)
+
+        def made(size: int) -> Inputs:
+            with recorder.kernels.paused():  # a real job would load it
+                return make(size)
+
+        size, optimizer = request.batch_size, None
+        if self._trains:
+            optimizer = optimizers.make_optimizer(given_optimizer(request), model, model)
+        plan = Plan(
+            model=model,
+            make=made,
+            loss=self._loss,
+            optimizer=optimizer,
+            # The last step has another batch size than those before it: it shows what grows with it.
+            batches=(size, size, 2 * size),
+            precision=request.precision,
+            accumulate=request.grad_accumulation,
+            evaluate=request.evaluate,
+            step=given_step(request),
+            trained=lambda: (sum(followed.counts.values()), followed.backwards),
+        )
+        begun = 0
+        training = steps(plan)  # kept: its variables go with it
+        try:
+            for number in training:
+                self._batches = list(plan.batches[: number - 1])
+                if number > len(plan.batches):
+                    break
+                begun = len(recorder.events)
+                tracer.begin_step(number)
+            tracer.end()
+        except _FAILURES as error:
+            if len(self._batches) < len(plan.batches) - 1 or isinstance(error, EndlessLoop):
+                raise
+            # Sizes in the code itself (a graph, a table by rows): it runs with this batch only.
+            recorder.forget_from(begun, len(plan.batches))
+            tracer.end()
+
+    # -- What was seen -----------------------------------------------------------------------------
+
+    def _summary(self, model: nn.Module) -> Tuple[ModelSummary, Dict[str, Any]]:
+        request, recorder = self._request, self._tracer.recorder
+        summary, facts = summary_of(self._tracer)
+        optimizer = request.optimizer if request.optimizer_callable is None else self._tracer.steps.first_name
+        job = TracedJob(
+            batch=request.batch_size,
+            optimizer=optimizer if self._trains else "",
+            precision=precision_of(model, request.precision),
+            grad_accumulation=request.grad_accumulation,
+            checkpointing=request.checkpointing or self._tracer.steps.checkpointing,
+            channels_last=request.channels_last,
+            evaluate=request.evaluate,
+            loss=self._loss.what or "the step's own",
+            torch=str(torch.__version__),
+        )
+        parameters = {id(p): p for p in model.parameters()}.values()
+        summary = replace(
+            summary,
+            name=request.target.library_name or _class_of(model),
+            batch=request.batch_size,
+            input_shapes=self._shapes,
+            total_params=sum(p.numel() for p in parameters),
+            trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
+            trace=assemble(seen_by(recorder), job, self._batches),
+            warnings=(*recorder.warnings, *labels.warnings(self._filled, self._unfilled, job.loss)),
+        )
+        return summary, {**facts, "way": "meta", "built_on": self._built_on, "loss": job.loss}
+
+
+def _class_of(model: nn.Module) -> str:
+    return type(model.parts[0] if isinstance(model, Several) else model).__name__
