@@ -7,6 +7,7 @@ import signal
 from typing import Any, Dict, List, NamedTuple
 
 from slurm_gpumem.text import count
+from slurm_gpumem.tracing.guard.refusals import refused_by_trace
 from slurm_gpumem.tracing.script.hints import advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
 from slurm_gpumem.tracing.script.printed import printed_error
@@ -42,18 +43,10 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
             f"Allow more with {advice.memory}, or trace where there is more memory.",
         ]
     elif state.failed:
-        lines = [
-            f"{label}: the script failed {_when(state.passes)}.",
-            *state.failed.split("\n"),
-            advice_on(state.kind, state.failed),
-        ]
+        lines = _failed(label, state, _when(state.passes), state.failed, state.kind)
     elif state.exit_code and (printed := printed_error(state.output)) is not None:
         when = _when(state.passes) if state.torch_processes else "before it imported torch"
-        lines = [
-            f"{label}: the script failed {when}.",
-            *printed.text.split("\n"),
-            advice_on(printed.kind, printed.text),
-        ]
+        lines = _failed(label, state, when, printed.text, printed.kind)
     elif not state.torch_processes:
         lines = [
             f"{label}: {_ended(state.exit_code)}; none of its Python processes imported torch.",
@@ -71,6 +64,12 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     if os.environ.get("GPUMEM_TRACE_DEBUG") and state.notes:
         lines.append(state.notes[-1])
     return "\n".join(line for line in lines if line)
+
+
+def _failed(label: str, state: Any, when: str, text: str, kind: str) -> List[str]:
+    refused = refused_by_trace(state.private, text)
+    headline = "the trace stopped it" if refused else "the script failed"
+    return [f"{label}: {headline} {when}.", *text.split("\n"), refused or advice_on(kind, text)]
 
 
 def not_divided(label: str, ranks: int, why: str) -> str:

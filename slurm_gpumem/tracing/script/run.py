@@ -6,7 +6,6 @@ Whatever the command does (exit, crash, fork, wait, run on), it ends in time wit
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shlex
@@ -22,11 +21,24 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import TargetError
+from slurm_gpumem.tracing.guard import start
+from slurm_gpumem.tracing.guard.output import Output
+from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.hints import ENDLESS
 from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, not_divided
-from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read, inference_file
+from slurm_gpumem.tracing.script.report_folder import (
+    CHANGED,
+    PRIVATE,
+    SUMMARY,
+    Messages,
+    files_read,
+    inference_file,
+    read_file,
+    read_json,
+    strings_in,
+)
 
 _HERE = Path(__file__).resolve().parent
 _PACKAGE_ROOT = str(_HERE.parents[2])
@@ -69,7 +81,7 @@ class TracedScript:
     changed: Tuple[str, ...]
     """Files that the command wrote or removed, in its private copy only."""
     private: Dict[str, str]
-    """How files and network were kept from it: "overlay", "landlock" or "python"; "namespace" or "python"."""
+    """How files and network were kept from it: "overlay" or "landlock"; "namespace" or "landlock"."""
     seconds: float
     ranks: int = 1
     """Processes that train together, where the command started or asked for several."""
@@ -102,6 +114,8 @@ class State:
     exit_code: Optional[int] = None
     stopped: str = ""
     output: str = ""
+    private: Dict[str, str] = field(default_factory=dict)
+    """How it was kept from everything outside."""
     ranks: int = 1
 
 
@@ -130,10 +144,11 @@ def trace_command(
         raise TargetError(not_divided(name or shlex.join(command), state.ranks, undivided))
     if traced is None:
         raise TargetError(explain(name or shlex.join(command), state, limits.seconds, advice))
+    of_inference = inference_notes(state.done or {})
     return replace(
         traced,
         facts=dict(state.done or {}),
-        notes=tuple(dict.fromkeys([*state.notes, *inference_notes(state.done or {})])),
+        notes=tuple(dict.fromkeys(filter(None, (*state.notes, *of_inference, only_refused(state.private))))),
         seconds=time.monotonic() - started,
         ranks=state.ranks,
     )
@@ -157,11 +172,11 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
     folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
     state = State()
     try:
-        with tempfile.TemporaryFile() as output:
+        with Output() as output:
             env = _environment(asked, folder)
             env["GPUMEM_TRACE_TRUTH"] = "1" if truth else "0"
             # -S: what a package starts with Python (threads) would keep it from a namespace of its own.
-            starter = [sys.executable, "-I", "-S", str(_HERE / "private.py"), folder, str(_SCRATCH_MIB), "--"]
+            starter = [sys.executable, "-I", "-S", start.__file__, folder, str(_SCRATCH_MIB), "--"]
             # Ctrl-C waits until the child is known: in the middle of a start it would leave it running.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
@@ -169,7 +184,7 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
                     [*starter, *asked.command],
                     cwd=asked.folder,
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
+                    stdout=output.write_end,
                     stderr=subprocess.STDOUT,
                     env=env,
                     start_new_session=True,
@@ -180,19 +195,21 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
                 raise
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                output.listen()
                 _watch(child, folder, state, asked.limits, asked.progress)
             finally:
                 _end(child)
-            state.output = _tail(output)
-        summary = Path(folder, _answered_by(state) or SUMMARY)
-        if state.done is None or not summary.exists():
+            state.output = output.tail(_TAIL_LINES)
+        state.private = strings_in(read_json(folder, PRIVATE))
+        if state.private.get("files") == "none":
+            raise TargetError(not_safe(state.private))
+        summary = read_file(folder, _answered_by(state) or SUMMARY)
+        if state.done is None or summary is None:
             return state, None
-        changed = _read_json(folder, "changed.json", [])
-        private = _read_json(folder, "private.json", {})
+        changed = read_json(folder, CHANGED)
         files, packages = files_read(folder)
-        return state, TracedScript(
-            summary.read_bytes(), {}, (), tuple(changed), dict(private), 0.0, 1, files, packages
-        )
+        paths = tuple(map(str, changed)) if isinstance(changed, list) else ()
+        return state, TracedScript(summary, {}, (), paths, state.private, 0.0, 1, files, packages)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -379,18 +396,3 @@ def _descendants(pid: int) -> List[int]:
         except (OSError, ValueError):
             continue
     return found
-
-
-def _tail(output: Any) -> str:
-    output.seek(0, os.SEEK_END)
-    output.seek(max(0, output.tell() - 16384))
-    text = output.read().decode(errors="replace")
-    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
-    return "\n".join(lines[-_TAIL_LINES:])
-
-
-def _read_json(folder: str, name: str, default: Any) -> Any:
-    try:
-        return json.loads(Path(folder, name).read_text())
-    except (OSError, ValueError):
-        return default
