@@ -40,7 +40,9 @@ def main(kind: str, point: str, source: str) -> None:
         target = os.path.join(point, name) if inner else point
         wanted = os.path.join(source, name) if inner else source
         done = False
-        if os.path.isdir(wanted) and what in (_MISSING_INDIRECT, _MISSING_DIRECT):
+        if os.path.ismount(target) and inner:
+            done = True  # asked for from a namespace in which it is not
+        elif os.path.isdir(wanted) and what in (_MISSING_INDIRECT, _MISSING_DIRECT):
             if inner:
                 os.mkdir(target)
             done = subprocess.run(["mount", "--bind", wanted, target], check=False).returncode == 0
