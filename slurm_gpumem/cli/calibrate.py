@@ -11,6 +11,7 @@ from typing import List
 from slurm_gpumem.calibration.context import calibrate, put_entry
 from slurm_gpumem.calibration.share import shared_environment
 from slurm_gpumem.calibration.workspaces import with_workspaces
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.gpus import site_gpu_file
 from slurm_gpumem.terminal.say import say
@@ -54,7 +55,7 @@ def _python_of(environment: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem calibrate",
         description="Measure this node's first visible GPU in under a minute: CUDA context, library "
         "overhead, workspaces, rounding. Writes the site's own entry for it. Needs PyTorch.",

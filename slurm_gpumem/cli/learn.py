@@ -8,6 +8,7 @@ import os
 from math import exp
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import NotLearnedError, UsageError
 from slurm_gpumem.estimators import registry
@@ -154,7 +155,7 @@ def _share(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem learn", description=__doc__)
+    parser = Parser(prog="gpumem learn", description=__doc__)
     parser.add_argument(
         "--records",
         action="append",

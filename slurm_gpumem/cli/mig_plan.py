@@ -13,6 +13,7 @@ from slurm_gpumem.cli.history_options import (
     history,
     measured_use,
 )
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.simulation.fleet_text import parse_fleet
@@ -88,7 +89,7 @@ def _left_out(pool: Pool) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem mig-plan",
         description="Find the MIG layout that would have served the jobs of this site best, by playing them "
         "again. Needs nothing but sacct; changes nothing.",

@@ -485,6 +485,37 @@ def test_a_trace_job_that_is_killed_lets_the_real_job_go(desk: TraceDesk) -> Non
     assert desk.nothing_runs()
 
 
+def test_a_strangers_job_that_waits_for_the_trace_is_not_taken_for_the_real_one(desk: TraceDesk) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the stranger is another user")
+    env = _site(desk, '[trace]\nwhere = "job"\nmemory_mib = 4000\ncpus = 1')
+    desk.job('test -z "$GPUMEM_TRACING" || $PYTHON train.py', head="#!/bin/bash\n#SBATCH --gres=gpu:1")
+    started, go = desk.folder / "started", desk.folder / "go"
+    wait = f"touch {started}; until test -e {go}; do sleep 0.1; done"
+
+    def submit(*words: str) -> str:
+        """As root, who is another user than the one who traces."""
+        argv = ["sbatch", "--parsable", *words]
+        number = desk.cluster.run(argv, check=True, cwd=desk.folder).stdout.strip()
+        desk.jobs.append(number)
+        return number
+
+    # The trace job starts when the stranger's waits for it, before the real one in every list.
+    submit("--exclusive", "--nodes=2", "--wrap", wait)
+    until(started.exists)
+    done = desk.call("--trace", "job.sh", env=env)
+    trace_job = re.search(r"job (\d+) traces", done.stderr)
+    assert trace_job, done.stderr
+    behind = f"--dependency=afterany:{trace_job[1]}"
+    stranger = submit(behind, "--nice=-1000", "--gres=shard:a100:40", "--wrap", "true")
+    go.touch()
+    shown = _await_state(desk, done.stdout.split()[-1], ["COMPLETED"])
+    record = parse_record(shown["Comment"])
+    assert record is not None
+    assert record.estimator == "trace"
+    assert desk.shown(stranger)["TresPerNode"].endswith("shard:a100:40")
+
+
 RANKS = """
 import os, sys, torch, torch.nn as nn, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
