@@ -46,6 +46,8 @@ def main(argv: List[str]) -> int:
         seconds=args.time_limit,
         onward_s=args.onward,
         memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None,
+        of_user=config.trace.at_once_per_user,
+        of_machine=config.trace.at_once,
     )
     with StatusLine() as line:
         traced = trace_command(

@@ -98,7 +98,7 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
             data = job_script(asked)[1]
             return AfterTrace(whole, None, (), deferred_trace(asked, data, len(runs)), plan)
     try:
-        trace, notes = largest_trace(asked, gpu, progress)
+        trace, notes = largest_trace(asked, gpu, progress, in_job=here)
     except TargetError as error:
         return _instead(asked, error)
     return AfterTrace(with_summary(asked, trace), trace, (*notes, *_of_ranks(trace)))
@@ -113,10 +113,12 @@ def why_not_traced(asked: Asked) -> str:
     return ""
 
 
-def largest_trace(asked: Asked, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tuple[str, ...]]:
-    """The trace of the job, of an array the one that needs most; and notes."""
+def largest_trace(
+    asked: Asked, gpu: Gpu, progress: Progress, *, in_job: bool = False
+) -> Tuple[Trace, Tuple[str, ...]]:
+    """The trace of the job, of an array the one that needs most; and notes. A job has CPUs of its own."""
     runs, chosen, notes = _runs(asked, gpu)
-    found = [one_trace(run, _limits(asked), gpu, progress) for run in runs]
+    found = [one_trace(run, _limits(asked, in_job=in_job), gpu, progress) for run in runs]
     if len(found) > 1:
         notes.append(_of_tasks(chosen, found))
     largest = max(found, key=lambda trace: trace.estimate.request_mib) if len(found) > 1 else found[0]
@@ -204,10 +206,14 @@ def job_script(asked: Asked) -> Tuple[str, bytes]:
     )
 
 
-def _limits(asked: Asked) -> Limits:
+def _limits(asked: Asked, *, in_job: bool) -> Limits:
     site = asked.config.trace
     return Limits(
-        seconds=asked.settings.trace_limit_s or site.time_limit_s, memory_mib=site.memory_mib, cpus=site.cpus
+        seconds=asked.settings.trace_limit_s or site.time_limit_s,
+        memory_mib=site.memory_mib,
+        cpus=site.cpus,
+        of_user=None if in_job else site.at_once_per_user,
+        of_machine=None if in_job else site.at_once,
     )
 
 

@@ -36,6 +36,12 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
             _at(state),
             "Let it start fewer (workers of its loaders, environments), or stop them when they are done.",
         ]
+    elif state.stopped.startswith("disk"):
+        lines = [
+            f"{label}: stopped, it wrote {state.stopped.partition(': ')[2]} into the trace's own folder.",
+            _at(state),
+            "Let it write less at first.",
+        ]
     elif state.stopped:
         lines = [
             f"{label}: stopped, it takes {state.stopped.partition(': ')[2]} of host memory.",

@@ -7,7 +7,6 @@ Whatever the command does (exit, crash, fork, wait, run on), it ends in time wit
 from __future__ import annotations
 
 import os
-import resource
 import shlex
 import shutil
 import signal
@@ -22,9 +21,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.guard import start
+from slurm_gpumem.tracing.guard.limits import Limits as Limits
+from slurm_gpumem.tracing.guard.limits import bound, end, exceeded
 from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
-from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
+from slurm_gpumem.tracing.guard.slots import Slot
+from slurm_gpumem.tracing.host_memory import most_of_free_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.hints import ENDLESS
 from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, not_divided
@@ -44,30 +46,10 @@ _HERE = Path(__file__).resolve().parent
 _PACKAGE_ROOT = str(_HERE.parents[2])
 _POLL_S = 0.1
 _TAIL_LINES = 40
-_SCRATCH_MIB = 4096
-"""What the command may write into its private copy."""
-_THREADS_EACH = 4
-_MANY = 64
-"""Processes beyond which their number is what is wrong."""
 _FINISH_S = 3.0
 """Before the limit, the traced process ends by itself if it has seen training ..."""
 _WRITING_S = 30.0
 """... and may take so much longer to write down what it has seen: millions of events on a busy machine."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long and how large the command may run."""
-
-    seconds: float = 120.0
-    onward_s: float = 6.0
-    """How long training goes on after its first steps, in search of evaluation and checkpoints."""
-    memory_mib: Optional[int] = None
-    """Of host memory, all its processes together; None: most of what is free."""
-    processes: int = 512
-    """At once."""
-    cpus: Optional[int] = None
-    """That it may use; None: all."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +103,7 @@ class State:
 
 def trace_command(
     command: Sequence[str],
-    limits: Limits = Limits(),
+    limits: Limits = Limits(),  # noqa: B008 - frozen
     *,
     gpu: GpuFacts = GpuFacts(),  # noqa: B008 - frozen
     extra_path: Sequence[str] = (),
@@ -133,12 +115,20 @@ def trace_command(
 ) -> TracedScript:
     """Trace the command, which messages call `name`; TargetError says what went wrong."""
     started = time.monotonic()
-    asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress)
-    state, traced = _once(asked, truth=True)
-    if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
-        # A value that nobody knows was taken to be true, and the script did not like it.
-        again, traced = _once(asked, truth=False)
-        state = again if traced is not None else state
+    slot = Slot(limits.of_user, limits.of_machine)
+    waiting = State(at="waiting for another trace")
+    why = slot.take(lambda: progress(waiting, time.monotonic() - started))
+    if why:
+        raise TargetError(f"{name or shlex.join(command)}: not traced, {why}. Try again when one has ended.")
+    try:
+        asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress, slot.number)
+        state, traced = _once(asked, truth=True)
+        if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
+            # A value that nobody knows was taken to be true, and the script did not like it.
+            again, traced = _once(asked, truth=False)
+            state = again if traced is not None else state
+    finally:
+        slot.give_back()
     undivided = str((state.done or {}).get("undivided", ""))
     if traced is not None and undivided:
         raise TargetError(not_divided(name or shlex.join(command), state.ranks, undivided))
@@ -165,6 +155,7 @@ class _Asked:
     environment: Optional[Dict[str, str]]
     folder: Optional[str]
     progress: Callable[[State, float], None]
+    slot: int
 
 
 def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]:
@@ -176,7 +167,15 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
             env = _environment(asked, folder)
             env["GPUMEM_TRACE_TRUTH"] = "1" if truth else "0"
             # -S: what a package starts with Python (threads) would keep it from a namespace of its own.
-            starter = [sys.executable, "-I", "-S", start.__file__, folder, str(_SCRATCH_MIB), "--"]
+            starter = [
+                sys.executable,
+                "-I",
+                "-S",
+                start.__file__,
+                folder,
+                str(asked.limits.scratch_mib),
+                "--",
+            ]
             # Ctrl-C waits until the child is known: in the middle of a start it would leave it running.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
@@ -188,7 +187,7 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
                     stderr=subprocess.STDOUT,
                     env=env,
                     start_new_session=True,
-                    preexec_fn=lambda: _bounded(asked.limits),
+                    preexec_fn=lambda: bound(asked.limits, asked.slot),
                 )
             except BaseException:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -198,7 +197,7 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
                 output.listen()
                 _watch(child, folder, state, asked.limits, asked.progress)
             finally:
-                _end(child)
+                end(child)
             state.output = output.tail(_TAIL_LINES)
         state.private = strings_in(read_json(folder, PRIVATE))
         if state.private.get("files") == "none":
@@ -248,13 +247,8 @@ def _watch(
         if now - started > _allowed(limits, state):
             state.stopped = "time"
             return
-        tree = [child.pid, *_descendants(child.pid)]
-        if sum(map(resident_mib, tree)) > most:
-            # Processes that only fork share their memory, and are many.
-            state.stopped = "processes" if len(tree) > _MANY else f"memory: more than {most} MiB"
-            return
-        if len(tree) > limits.processes:
-            state.stopped = "processes"
+        state.stopped = exceeded(child.pid, folder, limits, most)
+        if state.stopped:
             return
         time.sleep(_POLL_S)
 
@@ -332,67 +326,3 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
         }
     )
     return env
-
-
-# -- Processes -----------------------------------------------------------------------------------
-
-
-def _bounded(limits: Limits) -> None:
-    """In the child, before it starts: it may not crowd out others on this machine."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.nice(5)
-    cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cpus[: limits.cpus or len(cpus)])
-    # The kernel counts all processes and threads of the user: what there is already must not count.
-    most = limits.processes * _THREADS_EACH + _threads_of_user()
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-
-
-def _threads_of_user() -> int:
-    found, uid = 0, os.geteuid()
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
-                found += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            continue
-    return found
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the command and everything that it started."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            pass
-    # Without a process namespace there may be others; all of them bear the folder's name.
-    for pid in [*_descendants(child.pid), child.pid]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    child.wait()
-
-
-def _descendants(pid: int) -> List[int]:
-    found: List[int] = []
-    waiting = [pid]
-    while waiting:
-        one = waiting.pop()
-        try:
-            tasks = os.listdir(f"/proc/{one}/task")
-            for task in tasks:
-                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
-                found += [int(child) for child in children]
-                waiting += [int(child) for child in children]
-        except (OSError, ValueError):
-            continue
-    return found
