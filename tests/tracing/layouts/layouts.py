@@ -175,7 +175,7 @@ BY_NAME = {layout.name: layout for layout in LAYOUTS}
 def run_in(layout: Layout, command: Sequence[str], more: str = "", **spec: Any) -> Dict[str, Any]:
     """What a guarded command did in this layout: its output, and the files that it changed outside.
 
-    `more`: shell lines of root's after the layout's own.
+    `more`: shell lines of root's after the layout's own. `bare`: not by us, but by what the command starts.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root: file systems are mounted")
@@ -192,7 +192,7 @@ def run_in(layout: Layout, command: Sequence[str], more: str = "", **spec: Any) 
         told = {
             "setup": f"D={folder}\n{FILES}\n{layout.setup}\n{more}",
             "daemons": [[_PYTHON, *words] for words in layout.daemons],
-            "environment": {"HOME": layout.home, **layout.environment},
+            "environment": {"HOME": layout.home, **layout.environment, **spec.pop("environment", {})},
             "cwd": layout.cwd,
             "watched": layout.watched,
             "in_group": layout.in_group,
@@ -207,7 +207,7 @@ def run_in(layout: Layout, command: Sequence[str], more: str = "", **spec: Any) 
             input=json.dumps(told),
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=60 + spec.get("timeout_s", 120),
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]

@@ -88,15 +88,15 @@ def _tried(spec: Dict[str, Any], started: List[subprocess.Popen[bytes]]) -> Dict
     before = digest(watched)
     report = spec["report"]
     environment["OUTSIDE"] = str(outside.pid)
-    guard = [sys.executable, "-I", "-S", spec["start"], report, "64", "--", *spec["command"]]
+    guard = [sys.executable, "-I", "-S", spec["start"], report, "64", "--"]
     done = subprocess.run(
-        _as_user(guard, spec),
+        _as_user([*([] if spec.get("bare") else guard), *spec["command"]], spec),
         cwd=spec["cwd"],
         env=environment,
         capture_output=True,
         text=True,
         errors="replace",
-        timeout=120,
+        timeout=spec.get("timeout_s", 120),
         check=False,
         preexec_fn=_without(spec.get("without", "")),
     )
