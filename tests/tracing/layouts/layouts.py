@@ -34,6 +34,8 @@ class Layout:
     environment: Dict[str, str] = field(default_factory=dict)
     watched: Tuple[str, ...] = ("/home", "/media")
     daemons: Tuple[Tuple[str, ...], ...] = ()
+    cleanup: str = ""
+    """What ends daemons that would keep the layout alive."""
     in_group: bool = False
     without: str = ""
     """"namespaces", or "both" for Landlock as well."""
@@ -143,6 +145,7 @@ LAYOUTS = (
         f"mkdir -p $D/export/user; fill $D/export/user; {_OWN} $D/export; command -v bindfs >/dev/null || "
         "{ echo 'bindfs is not installed'; exit 1; }; bindfs -o allow_other $D/export /home",
         watched=("/home",),
+        cleanup="umount /home",
     ),
     Layout(
         "home on NFS",
@@ -151,6 +154,7 @@ LAYOUTS = (
         "exportfs -o rw,no_root_squash 127.0.0.1:$D/export; rpcbind || true; rpc.nfsd 2; rpc.mountd;"
         "mount -t nfs 127.0.0.1:$D/export /home",
         watched=("/home",),
+        cleanup="umount /home; exportfs -ua; rpc.nfsd 0",
     ),
     Layout(
         "inside a container that hides parts of /proc",
@@ -195,6 +199,7 @@ def run_in(layout: Layout, command: Sequence[str], more: str = "", **spec: Any) 
             "environment": {"HOME": layout.home, **layout.environment, **spec.pop("environment", {})},
             "cwd": layout.cwd,
             "watched": layout.watched,
+            "cleanup": layout.cleanup,
             "in_group": layout.in_group,
             "without": layout.without,
             "report": str(folder / "report"),

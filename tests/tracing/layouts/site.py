@@ -67,6 +67,7 @@ def main() -> None:
     finally:
         for process in started:
             process.kill()
+        subprocess.run(["sh", "-c", spec["cleanup"]], capture_output=True, check=False)
 
 
 def _tried(spec: Dict[str, Any], started: List[subprocess.Popen[bytes]]) -> Dict[str, Any]:
