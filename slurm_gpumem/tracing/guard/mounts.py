@@ -54,5 +54,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def writable(mounts: List[Mount], ours: AbstractSet[str]) -> List[Mount]:
-    """Mounts that are neither read-only nor made by the guard: there must be none."""
-    return [mount for mount in mounts if "ro" not in mount.options and mount.point not in ours]
+    """Mounts that are neither read-only nor made by the guard: there must be none. Of two at one point the
+    first is hidden."""
+    seen = {mount.point: mount for mount in mounts}
+    return [mount for mount in seen.values() if "ro" not in mount.options and mount.point not in ours]

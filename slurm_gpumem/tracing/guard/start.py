@@ -25,6 +25,8 @@ from slurm_gpumem.tracing.guard import private_world, restricted
 from slurm_gpumem.tracing.guard.syscalls import PDEATHSIG, SUBREAPER, give_up_capabilities, prctl
 
 NOT_RUN = 125
+LEFT = "GPUMEM_TRACE_LEFT"
+"""The variable with folders that go with the trace."""
 _MOST_CHANGED = 300
 
 
@@ -32,12 +34,14 @@ def main(arguments: List[str]) -> int:
     """The command's exit code, as a shell has it."""
     report, megabytes, command = os.path.realpath(arguments[0]), int(arguments[1]), arguments[3:]
     starter = os.getppid()
+    left = [report, *filter(None, os.environ.pop(LEFT, "").split(os.pathsep))]
     prctl(PDEATHSIG, int(signal.SIGTERM))
     try:
         return _run(report, megabytes, command)
     finally:
         if os.getppid() != starter:
-            shutil.rmtree(report, ignore_errors=True)  # whoever would is gone
+            for folder in left:  # whoever would remove them is gone
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(report: str, megabytes: int, command: List[str]) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import struct
 
+from slurm_gpumem.tracing.guard.mounts import all_mounts, is_below
+
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
 RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC = 1, 2, 4, 32, 4096, 16384
 UNBINDABLE, PRIVATE = 1 << 17, 1 << 18
+_KEPT_FLAGS = {"nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048, "relatime": 1 << 21}
 _DETACH = 2
 _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = -100, 0x8000, 1
 _MOUNT_SETATTR = 442  # the same number on every architecture
@@ -53,13 +57,23 @@ def prctl(option: int, value: int = 0) -> None:
 
 
 def make_read_only(path: str, *, below: bool = False) -> None:
-    """No write through this mount, and with `below` through none that is mounted inside (Linux 5.12)."""
+    """No write through this mount, and with `below` through none that is mounted inside."""
     attributes = struct.pack("QQQQ", _ATTR_RDONLY, 0, 0, 0)
     flags = _AT_RECURSIVE if below else 0
-    answer = syscall(
-        _MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, ctypes.c_size_t(len(attributes))
-    )
+    size = ctypes.c_size_t(len(attributes))
+    answer = syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, size)
+    if answer < 0 and ctypes.get_errno() == errno.ENOSYS:
+        _remount_read_only(path, below=below)  # before Linux 5.12, and in containers that do not know it
+        return
     check(answer, f"read-only {path}")
+
+
+def _remount_read_only(path: str, *, below: bool) -> None:
+    """One by one; what else a mount forbids must be said again."""
+    for point, options in {one.point: one.options for one in all_mounts()}.items():
+        if point == path or (below and is_below(point, path)):
+            kept = sum(flag for name, flag in _KEPT_FLAGS.items() if name in options)
+            mount("", point, "", REMOUNT | BIND | RDONLY | kept)
 
 
 def become_root_folder(path: str) -> None:

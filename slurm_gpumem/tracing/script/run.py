@@ -112,8 +112,12 @@ def trace_command(
     progress: Callable[[State, float], None] = lambda state, seconds: None,
     name: str = "",
     advice: Advice = Advice(),  # noqa: B008 - frozen
+    left: str = "",
 ) -> TracedScript:
-    """Trace the command, which messages call `name`; TargetError says what went wrong."""
+    """Trace the command, which messages call `name`; TargetError says what went wrong.
+
+    `left`: a folder of the caller's that is removed should the caller be killed.
+    """
     started = time.monotonic()
     slot = Slot(limits.of_user, limits.of_machine)
     waiting = State(at="waiting for another trace")
@@ -121,7 +125,7 @@ def trace_command(
     if why:
         raise TargetError(f"{name or shlex.join(command)}: not traced, {why}. Try again when one has ended.")
     try:
-        asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress, slot.number)
+        asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress, slot.number, left)
         state, traced = _once(asked, truth=True)
         if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
             # A value that nobody knows was taken to be true, and the script did not like it.
@@ -156,11 +160,15 @@ class _Asked:
     folder: Optional[str]
     progress: Callable[[State, float], None]
     slot: int
+    left: str
 
 
 def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]:
     """Run it once; the answer lacks what the state knows."""
-    folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
+    try:
+        folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
+    except OSError as error:
+        raise TargetError(f"no folder for the trace in {tempfile.gettempdir()}: {error.strerror}") from None
     state = State()
     try:
         with Output() as output:
@@ -298,6 +306,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
         {
             "GPUMEM_TRACING": "1",
             "GPUMEM_TRACE_DIR": folder,
+            start.LEFT: asked.left,
             "GPUMEM_TRACE_PACKAGE": _PACKAGE_ROOT,
             "GPUMEM_TRACE_INJECTED": injected,
             "GPUMEM_TRACE_GPU": asked.gpu.to_json(),

@@ -38,7 +38,7 @@ class Layout:
     """What ends daemons that would keep the layout alive."""
     in_group: bool = False
     without: str = ""
-    """"namespaces", or "both" for Landlock as well."""
+    """"namespaces", "both" for Landlock as well, or "mount_setattr"."""
     copies: bool = True
     """Whether what a script writes into its working directory goes to a private copy."""
 
@@ -159,6 +159,12 @@ LAYOUTS = (
     Layout(
         "inside a container that hides parts of /proc",
         f"{_PLAIN} fill /home/user; {_OWN} /home/user; mount -t tmpfs none /proc/sys/kernel",
+    ),
+    Layout(
+        "a kernel before 5.12",
+        f"{_PLAIN} mkdir /home/user/volume $D/volume; fill /home/user; fill $D/volume;"
+        f"{_OWN} /home/user $D/volume; mount --bind -o nosuid,noexec $D/volume /home/user/volume",
+        without="mount_setattr",
     ),
     Layout(
         "Landlock only",

@@ -20,7 +20,7 @@ from typing import Any, Dict, List
 UID = GID = 54321
 COLLEAGUE, GROUP = 54322, 54400
 _NEWUSER = 0x10000000
-_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_CREATE_RULESET, _MOUNT_SETATTR = 444, 442
 
 
 def digest(roots: List[str]) -> Dict[str, Any]:
@@ -127,12 +127,15 @@ def _read(folder: str, name: str) -> Any:
 
 
 def _without(what: str) -> Any:
-    """Before the guard starts: no user namespaces, and no Landlock either, as in some containers."""
+    """Before the guard starts: no user namespaces, no Landlock either, or no call of a newer kernel."""
 
     def restrict() -> None:
+        if what == "mount_setattr":
+            _no_call(_MOUNT_SETATTR)
+            return
         _no_user_namespaces()
         if what == "both":
-            _no_landlock()
+            _no_call(_LANDLOCK_CREATE_RULESET)
 
     return restrict if what else None
 
@@ -159,13 +162,13 @@ def _no_user_namespaces() -> None:
         file.write("0")
 
 
-def _no_landlock() -> None:
-    """The kernel answers as one that was built without it."""
+def _no_call(number: int) -> None:
+    """The kernel answers as one that does not have this call; many containers do the same."""
     program = b"".join(
         struct.pack("HBBI", *line)
         for line in (
             (0x20, 0, 0, 0),
-            (0x15, 0, 1, _LANDLOCK_CREATE_RULESET),
+            (0x15, 0, 1, number),
             (0x06, 0, 0, 0x00050000 | 38),
             (0x06, 0, 0, 0x7FFF0000),
         )
