@@ -350,10 +350,28 @@ def test_ctrl_c_ends_the_trace_and_everything_in_it(desk: TraceDesk) -> None:
     while not any("sleep 314" in line for line in _commands(desk)) and time.monotonic() < end:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=180)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 130
+    assert "interrupted while it was traced: nothing was submitted" in errors
     assert desk.nothing_runs()
     assert [line for line in _commands(desk) if "sleep 314" in line] == []
+    assert desk.queue() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill -9", "a closed terminal"])
+def test_a_gpusbatch_that_is_killed_leaves_neither_processes_nor_folders(
+    desk: TraceDesk, number: int
+) -> None:
+    desk.job("touch started; sleep 315 & $PYTHON -c 'import time; time.sleep(300)'")
+    temporary = own(desk.write("tmp/x", "").parent)
+    (temporary / "x").unlink()
+    process = desk.start("--trace", "job.sh", env={"TMPDIR": str(temporary)})
+    until(lambda: any("sleep 315" in line for line in _commands(desk)))
+    process.send_signal(number)
+    process.communicate(timeout=180)
+    assert desk.nothing_runs()
+    until(lambda: list(temporary.iterdir()) == [])
+    assert not (desk.folder / "started").exists()
     assert desk.queue() == []
 
 
