@@ -1,8 +1,9 @@
 """A tree in which everything is read-only, and folders that may be written to are covered by private copies.
 
 An overlay with its upper layer in memory is the usual copy. The kernel allows none over a folder in which
-other file systems are mounted (it would show what they hide), so such a folder is made again, entry by entry:
-its folders are covered one by one, small files are copied, large ones stay read-only.
+other file systems are mounted (it would show what they hide), and over some file systems. Such a folder is
+made again, entry by entry: its folders are covered one by one, small files are copied, large ones stay
+read-only, and so does what is beyond a number of folders.
 
 Copying up a folder or file needs its owner and group to exist in the user namespace, which has only one of
 each. So folders of a colleague's or of another group that may be written to are made in the upper layer
@@ -21,7 +22,7 @@ from slurm_gpumem.tracing.guard.mounts import KERNEL, Mount, is_below
 from slurm_gpumem.tracing.guard.syscalls import BIND, REC, make_read_only, mount
 
 _SMALL_BYTES, _SMALL_IN_ALL = 8 << 20, 128 << 20
-_MOST_ENTRIES = 1000
+_MOST_ENTRIES, _MOST_REMADE = 1000, 300
 _FILL_S = 1.0
 _NEVER_WRITTEN = {".git", "site-packages", "node_modules", "__pycache__", "pkgs"}
 
@@ -41,23 +42,26 @@ class PrivateCopies:
         self._hot = hot
         self._kinds: Dict[str, str] = {mount.point: mount.kind for mount in mounts}
         self._copied_bytes = 0
-        self._number = 0
+        self._number = self._remade = 0
         self.made: List[Copied] = []
         self.points: Set[str] = set()
         """Where the command may write."""
         self.put: Dict[str, int] = {}
         """Files that were put below the base beforehand, with the time of their last change."""
 
-    def cover(self, path: str) -> None:
-        """A private copy of this folder, or nothing: then it stays read-only."""
+    def cover(self, path: str) -> bool:
+        """Whether there is a private copy of this folder now; without one it stays read-only."""
         os.makedirs(self._root + path, exist_ok=True)
-        if any(is_below(point, path) for point in self._kinds):
-            self._remake(path)
-        else:
+        if not any(is_below(point, path) for point in self._kinds):
             try:
                 self._overlay(path)
+                return True
             except OSError:
-                self._remake(path)
+                pass  # not over this file system: the next way
+        if self._remade >= _MOST_REMADE:
+            return False
+        self._remake(path)
+        return True
 
     def _overlay(self, path: str) -> None:
         upper, work = self._new_folder("upper"), self._new_folder("work")
@@ -133,6 +137,7 @@ class PrivateCopies:
 
     def _remake(self, path: str) -> None:
         """The folder itself in memory, with all that is in it."""
+        self._remade += 1
         made, target = self._new_folder("made"), self._root + path
         os.chmod(made, _mode_for_us(path))
         mount(made, target, "", BIND)
@@ -159,9 +164,8 @@ class PrivateCopies:
                 return
             below = any(is_below(point, path) for point in self._kinds)
             plain = self._kinds.get(path, "") not in (*KERNEL, "autofs")
-            if plain and (below or os.access(path, os.W_OK | os.X_OK)):
-                self.cover(path)
-            else:
+            wanted = plain and (below or os.access(path, os.W_OK | os.X_OK))
+            if not (wanted and self.cover(path)):
                 self._show(path, target)
         elif entry.is_file() and not self._copy(entry, made):
             with open(made, "wb"):

@@ -157,6 +157,12 @@ LAYOUTS = (
         cleanup="umount /home; exportfs -ua; rpc.nfsd 0",
     ),
     Layout(
+        "home on an overlay of an overlay",
+        "mkdir -p $D/{a/user,u1,w1,m1,u2,w2}; fill $D/a/user;"
+        f"{_OWN} $D/a/user; mount -t overlay o -o lowerdir=$D/a,upperdir=$D/u1,workdir=$D/w1 $D/m1;"
+        "mount -t overlay o -o lowerdir=$D/m1,upperdir=$D/u2,workdir=$D/w2 /home",
+    ),
+    Layout(
         "inside a container that hides parts of /proc",
         f"{_PLAIN} fill /home/user; {_OWN} /home/user; mount -t tmpfs none /proc/sys/kernel",
     ),
