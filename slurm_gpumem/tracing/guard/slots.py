@@ -11,6 +11,7 @@ import socket
 import time
 from typing import Callable, List, Optional
 
+_NAME = "gpumem-trace"
 _WAIT_S = 60.0
 _POLL_S = 0.2
 
@@ -50,7 +51,7 @@ class Slot:
         for number in range(most):
             one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
-                one.bind(f"\0gpumem-trace{owner}-{number}")
+                one.bind(f"\0{_NAME}{owner}-{number}")
             except OSError:
                 one.close()
                 continue

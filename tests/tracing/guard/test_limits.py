@@ -18,6 +18,15 @@ from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.slots import Slot, cpus_of
 from slurm_gpumem.tracing.script.run import Limits, trace_command
 
+NAME = f"gpumem-trace-test-{os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def own_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests trace on this machine, too."""
+    monkeypatch.setattr(slots, "_NAME", NAME)
+
+
 WAIT = "import time; print('ready', flush=True); time.sleep(600)"
 
 
@@ -113,7 +122,7 @@ def test_no_more_traces_run_at_once_than_the_site_allows(monkeypatch: pytest.Mon
             slot.give_back()
 
 
-def test_a_trace_waits_until_another_one_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_waits_until_another_one_has_ended() -> None:
     first, second = Slot(1, None), Slot(1, None)
     waited = threading.Event()
     answers: Dict[str, str] = {"first": first.take()}
@@ -134,8 +143,8 @@ def test_a_trace_waits_until_another_one_has_ended(monkeypatch: pytest.MonkeyPat
 
 def test_a_slot_of_a_killed_trace_is_free_again() -> None:
     code = (
-        "import sys; from slurm_gpumem.tracing.guard.slots import Slot\n"
-        f"slot = Slot(1, None)\nassert slot.take() == ''\n{WAIT}"
+        "from slurm_gpumem.tracing.guard import slots\n"
+        f"slots._NAME = {NAME!r}\nslot = slots.Slot(1, None)\nassert slot.take() == ''\n{WAIT}"
     )
     root = str(Path(slots.__file__).parents[3])
     words: List[str] = [sys.executable, "-c", code]
@@ -146,3 +155,27 @@ def test_a_slot_of_a_killed_trace_is_free_again() -> None:
     slot = Slot(1, None)
     assert slot.take() == ""
     slot.give_back()
+
+
+def test_a_second_trace_runs_on_other_cpus_than_the_first(tmp_path: Path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    first = Slot(None, 64)
+    assert first.take() == ""
+    try:
+        code = "import os, sys\nsys.exit(f'on {sorted(os.sched_getaffinity(0))}')"
+        why = _fails(tmp_path, code, cpus=1, of_machine=64)
+    finally:
+        first.give_back()
+    ran_on = int(why.partition("on [")[2].partition("]")[0])
+    assert ran_on in cpus
+    assert ran_on != cpus_of(first.number, 1, cpus)[0]
+
+
+def test_a_trace_has_low_priority_and_leaves_no_core_files(tmp_path: Path) -> None:
+    code = (
+        "import os, resource, sys\n"
+        "sys.exit(f'nice {os.nice(0)} core {resource.getrlimit(resource.RLIMIT_CORE)[0]}')"
+    )
+    assert f"nice {os.nice(0) + 5} core 0" in _fails(tmp_path, code)
