@@ -23,7 +23,8 @@ from slurm_gpumem.tracing.guard.syscalls import BIND, REC, make_read_only, mount
 
 _SMALL_BYTES, _SMALL_IN_ALL = 8 << 20, 128 << 20
 _MOST_ENTRIES, _MOST_REMADE = 1000, 300
-_FILL_S = 1.0
+_FILL_S = 0.6
+"""For all folders together: homes can be large, and people wait."""
 _NEVER_WRITTEN = {".git", "site-packages", "node_modules", "__pycache__", "pkgs"}
 
 
@@ -43,6 +44,7 @@ class PrivateCopies:
         self._kinds: Dict[str, str] = {mount.point: mount.kind for mount in mounts}
         self._copied_bytes = 0
         self._number = self._remade = 0
+        self._seconds = _FILL_S
         self.made: List[Copied] = []
         self.points: Set[str] = set()
         """Where the command may write."""
@@ -85,9 +87,9 @@ class PrivateCopies:
         """Folders and small files of other owners and groups that the user may write to."""
         hot = [folder for folder in self._hot if is_below(folder, path)]
         level = [*hot, path]
-        end = time.monotonic() + _FILL_S
         for folder in hot:
             self._put_folder(path, folder, upper)
+        started = time.monotonic()
         while level:
             following = []
             for folder in level:
@@ -104,9 +106,11 @@ class PrivateCopies:
                             self._copy(entry, upper + entry.path[len(path) :])
                     if is_folder and entry.name not in _NEVER_WRITTEN:
                         following.append(entry.path)
-                if time.monotonic() > end:
+                if time.monotonic() - started > self._seconds:
+                    self._seconds = 0.0
                     return
             level = following
+        self._seconds -= time.monotonic() - started
 
     def _put_folder(self, path: str, folder: str, upper: str) -> None:
         """This folder and all between it and `path` in the upper layer, as writable as they are."""

@@ -20,7 +20,9 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
 _WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))
 """Write a file; remove a folder, a file; make a device, folder, file, socket, FIFO, block device, link."""
-_TRUNCATE_ABI, _SCOPES_ABI = 3, 6
+_REFER = 1 << 13
+"""Rename and link from one folder to another."""
+_REFER_ABI, _TRUNCATE_ABI, _SCOPES_ABI = 2, 3, 6
 _SCOPES = 0b11
 """Abstract sockets of, and signals to, processes outside."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -36,7 +38,7 @@ def restrict(scratch: Sequence[str]) -> None:
 
 
 def _landlock(abi: int, scratch: Sequence[str]) -> None:
-    rights = _WRITES | (_TRUNCATE if abi >= _TRUNCATE_ABI else 0)
+    rights = _WRITES | (_REFER if abi >= _REFER_ABI else 0) | (_TRUNCATE if abi >= _TRUNCATE_ABI else 0)
     attributes = struct.pack("QQQ", rights, 0, _SCOPES) if abi >= _SCOPES_ABI else struct.pack("Q", rights)
     size = ctypes.c_size_t(len(attributes))
     ruleset = check(syscall(_CREATE_RULESET, attributes, size, 0), "landlock_create_ruleset")

@@ -110,8 +110,10 @@ def _restricted(report: str, command: List[str], why: str) -> int:
     os.mkdir(scratch)
     prctl(SUBREAPER, 1)
     read_end, write_end = os.pipe()
+    go_on, let_go = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(let_go)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # Many programs need a folder for temporary files.
         os.environ["TMPDIR"] = scratch
@@ -121,6 +123,7 @@ def _restricted(report: str, command: List[str], why: str) -> int:
             os.write(write_end, str(error).encode() or b"refused")
             os._exit(NOT_RUN)
         os.close(write_end)
+        os.read(go_on, 1)  # until what it can do is written down
         _become(command)
     os.close(write_end)
 
@@ -137,6 +140,7 @@ def _restricted(report: str, command: List[str], why: str) -> int:
         "private.json",
         {"files": files, "network": files, "why": "; ".join(filter(None, (why, neither)))},
     )
+    os.close(let_go)
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -187,10 +191,17 @@ def _shell_code(status: int) -> int:
 
 
 def _write(report: str, name: str, value: object) -> None:
+    """Whole or not at all. The command may have put anything in its place: a FIFO would keep us waiting."""
     path = os.path.join(report, name)
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(value, file)
-    os.replace(path + ".new", path)
+    try:
+        if os.path.lexists(path + ".new"):
+            os.unlink(path + ".new")
+        handle = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        os.replace(path + ".new", path)
+    except OSError as error:
+        sys.stderr.write(f"{path}: {error.strerror}\n")
 
 
 def _become(command: List[str]) -> NoReturn:

@@ -78,7 +78,8 @@ def test_no_file_of_the_output_is_on_a_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["private.json", "changed.json", "messages.jsonl", "summary.json", "files-1.json"]
+    "name",
+    ["private.json", "changed.json", "changed.json.new", "messages.jsonl", "summary.json", "files-1.json"],
 )
 def test_a_fifo_in_the_shared_folder_keeps_nobody_waiting(tmp_path: Path, name: str) -> None:
     code = (
