@@ -107,7 +107,8 @@ def test_it_is_traced_wherever_a_private_copy_is_possible(layout: Layout, script
     answer = json.loads(found["output"])
     assert answer["private"]["files"] == "overlay"
     assert answer["facts"]["steps"] >= 3
-    assert found["changed"] == []
+    # gpumem's own folder was there for a while.
+    assert [path for path in found["changed"] if path != layout.environment.get("TMPDIR")] == []
 
 
 def test_under_landlock_alone_what_the_trace_refused_is_named_as_the_traces() -> None:
