@@ -5,6 +5,7 @@
 # make test-python   the same tests as make check on every Python found, from 3.9 on, and with torch on the newest
 # make docs-check   run every command that README and docs show and print the differences; WRITE=1 updates the pages
 # make test-slurm-versions   run the Slurm tests on newer Slurm versions in separate trees (as root)
+# make test-layouts   traces on every layout of file systems that this machine can have (as root, up to an hour)
 # make test-recovery   the long forms of the recovery tests (as root)
 # make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
 # make bench   tests with a bound on time; start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
@@ -53,7 +54,7 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-all test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -154,6 +155,14 @@ test-slurm-versions: setup-test
 	  echo "Slurm of Debian $$suite"; tests/slurm-tree.sh $$suite $$tree && \
 	  GPUMEM_TEST_LONG=1 GPUMEM_TEST_SLURM_ROOT=$$tree $(PYTEST) -m slurm || exit 1; \
 	done
+
+# What layouts and scripts need beyond the tests: FUSE, XFS, transformers, Lightning.
+LAYOUT_PACKAGES := .cache/layout-packages
+test-layouts: APT_PACKAGES += bindfs fuse3 xfsprogs cron at
+test-layouts: setup-test
+	@[ -d $(LAYOUT_PACKAGES) ] || $(BIN)/python -m pip install -q --disable-pip-version-check --target $(LAYOUT_PACKAGES) \
+	  --constraint <(echo '$(TORCH)') transformers accelerate pytorch-lightning
+	GPUMEM_TEST_PACKAGES=$(CURDIR)/$(LAYOUT_PACKAGES) $(PYTEST) -rs tests/tracing/layouts tests/tracing/guard
 
 # Kills the hook at every step and runs a hundred jobs at once: too slow for every day.
 test-recovery: setup-test

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import List
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import UsageError
 
@@ -32,4 +33,4 @@ def main(argv: List[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     """What the installed package shows of it; the laboratory has the options."""
-    return argparse.ArgumentParser(prog="gpumem accuracy", description=_ELSEWHERE)
+    return Parser(prog="gpumem accuracy", description=_ELSEWHERE)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import List
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.gpus import site_gpu_file
 from slurm_gpumem.site.calibration.context import calibrate, put_entry
@@ -44,7 +45,7 @@ def _python_of(environment: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem calibrate",
         description="Measure this node's first visible GPU in under a minute: CUDA context, cuBLAS "
         "workspaces, rounding. Writes the site's own entry for it. Needs PyTorch.",

@@ -10,6 +10,7 @@ from typing import List
 
 from slurm_gpumem.accounting.upkeep import Upkeep, keep_up
 from slurm_gpumem.cli.options import age
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.terminal.progress import ProgressBar
@@ -47,7 +48,7 @@ def _line(done: Upkeep) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem collect", description=__doc__)
+    parser = Parser(prog="gpumem collect", description=__doc__)
     parser.add_argument("--spool", type=Path, metavar="DIR", help="where nodes write (default: node.spool)")
     parser.add_argument("--to", type=Path, metavar="DIR", help="the store (default: accounting.dir)")
     parser.add_argument(

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import List, Sequence
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
@@ -129,9 +130,9 @@ def _state_option(state: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem devcluster", description=__doc__)
+    parser = Parser(prog="gpumem devcluster", description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="up|status|env|down")
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument(
         "--state",
         metavar="DIR",

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Dict, List
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.terminal.colour import palette
@@ -90,6 +91,6 @@ def _title(path: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem docs", description=__doc__)
+    parser = Parser(prog="gpumem docs", description=__doc__)
     parser.add_argument("page", nargs="?", metavar="PAGE", help="its name, like trace or admin/node")
     return parser

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import List
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_color
 from slurm_gpumem.site.doctor import examine_cluster
 from slurm_gpumem.site.look import Ask
@@ -29,7 +30,7 @@ def main(argv: List[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem doctor",
         description=__doc__,
         epilog="Exit codes: 0 ok, 1 warning, 2 critical, 3 unknown.",

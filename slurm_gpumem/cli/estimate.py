@@ -16,6 +16,7 @@ from slurm_gpumem.cli.options import (
     own_options,
     positive,
 )
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import (
     TARGET_HELP,
@@ -239,7 +240,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem estimate",
         description=__doc__,
         formatter_class=help_formatter,

@@ -14,6 +14,7 @@ from slurm_gpumem.cli.options import (
     own_options,
     positive,
 )
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
@@ -89,7 +90,7 @@ def _large_enough(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem fit",
         description="The largest batch that fits a GPU or some shards of it, with the curve.\n"
         "Exit code 0: it fits; 1: it does not (not the batch size given, or not even one sample).",

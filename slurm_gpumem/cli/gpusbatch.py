@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
@@ -26,6 +27,7 @@ from slurm_gpumem.slurm.sbatch import (
     become_sbatch,
     installed_options,
     run_sbatch,
+    submit_and_tell,
 )
 from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.settings import OwnOptions
@@ -132,7 +134,7 @@ def _gpusbatch(argv: List[str]) -> int:
         return 0
     if any(option.name == "version" for option in line.options):
         _say_version("gpusbatch")
-    _hint_at_typo(line)
+    _refuse_typos(line)
     given = _own_options(line)
     script = _script(line, needed=bool(given))
     return _go(RawInput(line, OwnOptions(given), script, installed_options))
@@ -206,8 +208,12 @@ def _traced(asked: Submission, switches: Switches) -> AfterTrace:
     from slurm_gpumem.submission.trace.before_submission import with_trace
     from slurm_gpumem.terminal.progress import StatusLine
 
-    with StatusLine() as line:
-        after = with_trace(asked, lambda state, now: line(progress_text(state, now)))
+    try:
+        with StatusLine() as line:
+            after = with_trace(asked, lambda state, now: line(progress_text(state, now)))
+    except KeyboardInterrupt:
+        say("interrupted while it was traced: nothing was submitted")
+        raise
     trace = after.asked.traced
     if trace is not None and switches.explain:
         shard_mib = asked.config.sharing.shard_mib
@@ -219,8 +225,9 @@ def _traced(asked: Submission, switches: Switches) -> AfterTrace:
 
 def _submit_behind(after: AfterTrace, switches: Switches) -> int:
     """Submit a trace job and, behind it, the job itself, which asks for a whole GPU until it is traced."""
+    from slurm_gpumem.slurm.controller import Controller
     from slurm_gpumem.submission.sbatch_call import build_call
-    from slurm_gpumem.submission.trace.trace_job import behind
+    from slurm_gpumem.submission.trace.trace_job import behind, tell_real_job
 
     deferred, plan = after.deferred, after.plan
     assert deferred is not None
@@ -236,7 +243,9 @@ def _submit_behind(after: AfterTrace, switches: Switches) -> int:
         return output.code or 1
     fails = "cancelled" if deferred.stop else "run on a whole GPU"
     say(f"job {output.job_id} traces the script; the job itself waits for it and is {fails} if that fails")
-    return _hand_over(behind(planned, plan.asked, output.job_id, stop=deferred.stop), switches)
+    trace_job, controller = output.job_id, Controller()
+    call = behind(planned, plan.asked, trace_job, stop=deferred.stop)
+    return submit_and_tell(call, lambda number: tell_real_job(controller, trace_job, number))
 
 
 def _submit(asked: Submission, switches: Switches) -> int:
@@ -281,19 +290,26 @@ def _print_json(plan: Plan, planned: PlannedCall, switches: Switches) -> int:
     return code
 
 
-def _hint_at_typo(line: CommandLine) -> None:
-    """A misspelled option would silently become the script's argument: warn."""
-    first = line.script_args[0] if line.script_args else ""
-    if not first.startswith("--") or line.argv[len(line.argv) - len(line.script_args) - 1] == "--":
+def _refuse_typos(line: CommandLine) -> None:
+    """UsageError for an argument of the script that was probably meant for us: nothing would heed it."""
+    if not line.script_args or line.argv[len(line.argv) - len(line.script_args) - 1] == "--":
         return
     from slurm_gpumem.text import near_names
 
-    near = near_names(first[2:].partition("=")[0], [spec.name for spec in OUR_OPTIONS])
-    if near:
-        say(
-            f"warning: {first} is no option; it goes to {line.script} as an argument. "
-            f"Did you mean --{near[0]}?\nIf not, write -- before it."
+    ours = [spec.name for spec in OUR_OPTIONS]
+    for word in itertools.takewhile(lambda word: word != "--", line.script_args):
+        name = word[2:].partition("=")[0] if word.startswith("--") else ""
+        near = [name] if name in ours else near_names(name, ours) if name else []
+        if not near:
+            continue
+        first = line.script_args[0]
+        why = f"{first} is no option, so it would go to {line.script} with all that follows"
+        what = (
+            f"--{name} is an option: write it before {first}"
+            if name in ours
+            else f"Did you mean --{near[0]}?"
         )
+        raise UsageError(f"{why}. {what}\nIf the script takes {word}, write -- before its arguments.")
 
 
 def _own_options(line: CommandLine) -> Dict[str, str]:

@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict
 from typing import Dict, List
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import NotLearnedError, UsageError
 from slurm_gpumem.estimators.learned import GpuConstant, learned_path, load_constants
@@ -94,7 +95,7 @@ def _too_few(found: LearnableRuns) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem learn", description=__doc__)
+    parser = Parser(prog="gpumem learn", description=__doc__)
     parser.add_argument(
         "--records",
         action="append",

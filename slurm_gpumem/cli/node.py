@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import List, Optional
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.errors import UsageError
@@ -60,7 +61,7 @@ def _metrics(folder: RunFolder, config: NodeConfig, output: Optional[Path]) -> i
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem node", description=__doc__)
+    parser = Parser(prog="gpumem node", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     status = commands.add_parser("status", help="show this node's shared GPUs")
     status.add_argument("--watch", action="store_true", help="show it again and again until Ctrl-C")

@@ -6,6 +6,7 @@ import argparse
 import time
 from typing import List
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.terminal.say import say
 
 
@@ -32,7 +33,7 @@ def main(argv: List[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+    return Parser(
         prog="gpumem recover",
         description="Finish requeues after out of memory that were interrupted. EpilogSlurmctld does it too "
         "whenever it brings a job back; run this as SlurmUser or root where that may not be soon enough.",

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_color, add_units
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.report import fields
@@ -286,7 +287,7 @@ def _say_what_is_missing(store: Store, args: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem report",
         description=__doc__,
         epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-2hours; also 7d and -7days.",

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import List, Optional
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
@@ -81,7 +82,7 @@ def _running() -> Optional[Snapshot]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem setup", description=__doc__)
+    parser = Parser(prog="gpumem setup", description=__doc__)
     parser.add_argument(
         "--gpu",
         action="append",

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import List, Tuple
 
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.named_files import check_target, save
@@ -142,7 +143,7 @@ def _words(text: str, known: List[str]) -> List[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem simulate",
         description="Play a trace of jobs on GPUs under one or several policies and compare them.",
         epilog="Lists are separated by commas; every policy is combined with every estimator and mode.",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from slurm_gpumem.cli.options import own_options
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace, trace_request
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
@@ -90,7 +91,7 @@ def _as_json(summary: ModelSummary, traced: TracedScript, output: Optional[Path]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem summarize",
         description="Trace a model's training steps without a GPU and without data, and write a summary\n"
         "that gpusbatch --model, gpumem estimate, fit and why read.",

@@ -11,6 +11,7 @@ import time
 from typing import List, Optional, Union
 
 from slurm_gpumem.cli.options import seconds
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_color, add_units
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.config.node import load_node_config
@@ -104,7 +105,7 @@ def _look(args: argparse.Namespace, *, live: bool) -> Look:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem top",
         description=__doc__,
         epilog="On a job's node it reads what the node's sampler measures; from anywhere else it does so "

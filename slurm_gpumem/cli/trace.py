@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.cli.options import positive, seconds
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
@@ -45,6 +46,8 @@ def main(argv: List[str]) -> int:
         seconds=args.time_limit,
         onward_s=args.onward,
         memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None,
+        of_user=config.trace.at_once_per_user,
+        of_machine=config.trace.at_once,
     )
     with StatusLine() as line:
         traced = trace_command(
@@ -112,7 +115,7 @@ def _as_json(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem trace",
         usage="gpumem trace [options] -- COMMAND ...",
         description="Run a training command as it is, without a GPU: data is read for real, what goes to\n"

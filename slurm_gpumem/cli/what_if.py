@@ -13,6 +13,7 @@ from slurm_gpumem.cli.history_options import (
     history,
     measured_use,
 )
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.fleet_text import parse_fleet
@@ -73,7 +74,7 @@ def _with_gpus(pools: List[Pool], text: str) -> List[Pool]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem what-if",
         description="Play the jobs that this site had without and with sharing GPUs. "
         "Needs nothing but sacct; changes nothing.",

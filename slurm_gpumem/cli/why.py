@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import List
 
 from slurm_gpumem.cli.options import whole
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
@@ -85,7 +86,7 @@ def _write_pictures(reasons: PeakReasons, args: argparse.Namespace) -> List[str]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpumem why",
         description="Live memory over a training step, the largest tensors at its peak with their layers,\n"
         "and what would lower it, each computed by replaying the changed step.",

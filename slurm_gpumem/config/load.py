@@ -76,6 +76,8 @@ class TraceSettings(NamedTuple):
     time_limit_s: float = TRACE.default("time_limit_s")
     memory_mib: int = TRACE.default("memory_mib")
     cpus: int = TRACE.default("cpus")
+    at_once: int = TRACE.default("at_once")
+    at_once_per_user: int = TRACE.default("at_once_per_user")
     partition: Optional[str] = TRACE.default("partition")
 
 

@@ -27,9 +27,9 @@ class Controller:
         """Version and settings of the running controller."""
         return config_show.ask_site(self._client)
 
-    def waiting_for(self, name: str) -> Tuple[Tuple[str, str], ...]:
-        """The pending jobs that depend on this one, each with its --gres."""
-        return queue.waiting_for(self._client, name)
+    def waits_for(self, name: str, before: str, uid: int) -> Optional[str]:
+        """The --gres of a user's pending job that waits for another; None if there is none."""
+        return queue.waits_for(self._client, name, before, uid)
 
     def units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
         """Shards (or mps units) of one GPU by its type, the most that any node has, in these partitions."""

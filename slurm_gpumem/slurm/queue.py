@@ -222,13 +222,16 @@ def newest_end(client: SlurmClient) -> Optional[EndedJob]:
     return max(ended, key=lambda job: job.at, default=None)
 
 
-def waiting_for(client: SlurmClient, job_id: str) -> Tuple[Tuple[str, str], ...]:
-    """The pending jobs that depend on this one: number (of an array: the whole) and --gres."""
-    argv = ["squeue", "-h", "-t", "PENDING", "-o", "%F|%E|%b"]
-    rows = (line.split("|") for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines())
-    named = re.compile(rf":{re.escape(job_id)}(?![0-9_])")
-    found = {row[0]: row[2] for row in rows if len(row) == 3 and row[0].isdigit() and named.search(row[1])}
-    return tuple(found.items())
+def waits_for(client: SlurmClient, name: str, before: str, uid: int) -> Optional[str]:
+    """The --gres of a user's pending job (of an array: the whole) that waits for another; None without one.
+
+    Anybody may let a job wait for anybody's: only its number and its owner say whose it is.
+    """
+    argv = ["squeue", "-h", "-a", "-j", name, "-t", "PENDING", "-o", "%F|%U|%E|%b"]
+    rows = [line.split("|") for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines()]
+    named = re.compile(rf":{re.escape(before)}(?![0-9_])")
+    found = [row[3] for row in rows if len(row) == 4 and row[:2] == [name, str(uid)] and named.search(row[2])]
+    return found[0] if found else None
 
 
 def slurm_job_command(job_id: int) -> List[str]:

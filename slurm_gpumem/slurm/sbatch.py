@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, missing
@@ -12,6 +13,8 @@ from slurm_gpumem.slurm.options import OptionSpec, options_from_help
 from slurm_gpumem.slurm.script import BatchScript
 
 SBATCH, SRUN, SALLOC = "sbatch", "srun", "salloc"
+_NUMBER = re.compile(r"^(?:Submitted batch job )?([0-9]+)(?:;|\s|$)")
+"""What sbatch prints of a job that it submitted, with --parsable and without."""
 
 
 class SbatchCall(NamedTuple):
@@ -113,6 +116,37 @@ def run_sbatch(call: SbatchCall, *, keep_stderr: bool) -> SbatchOutput:
     return SbatchOutput(
         done.returncode, done.stdout.decode(errors="replace"), (done.stderr or b"").decode(errors="replace")
     )
+
+
+def submit_and_tell(call: SbatchCall, tell: Callable[[int], None]) -> int:
+    """Run sbatch as the user wrote it, and tell the job's number as soon as there is one; its exit code.
+
+    With --wait sbatch goes on until the job has ended.
+    """
+    import subprocess
+    import tempfile
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    argv, script = list(call.argv), call.script
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder, tempfile.TemporaryFile() as text:
+        if script is not None and call.copied and call.script_at is not None:
+            argv[call.script_at] = _write_copy(call, folder)
+        if script is not None and call.script_at is None:
+            text.write(script.data)
+            text.seek(0)
+        try:
+            child = subprocess.Popen(argv, stdin=text, stdout=subprocess.PIPE, env=call.environment)
+        except OSError as error:
+            raise missing(SBATCH, error) from None
+        assert child.stdout is not None
+        for line in child.stdout:
+            sys.stdout.buffer.write(line)
+            sys.stdout.flush()
+            number = _NUMBER.search(line.decode(errors="replace"))
+            if number:
+                tell(int(number.group(1)))
+        return child.wait()
 
 
 def installed_options(client: SlurmClient = COMMANDS) -> Sequence[OptionSpec]:

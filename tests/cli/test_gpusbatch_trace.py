@@ -350,10 +350,28 @@ def test_ctrl_c_ends_the_trace_and_everything_in_it(desk: TraceDesk) -> None:
     while not any("sleep 314" in line for line in _commands(desk)) and time.monotonic() < end:
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    process.communicate(timeout=180)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 130
+    assert "interrupted while it was traced: nothing was submitted" in errors
     assert desk.nothing_runs()
     assert [line for line in _commands(desk) if "sleep 314" in line] == []
+    assert desk.queue() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["kill -9", "a closed terminal"])
+def test_a_gpusbatch_that_is_killed_leaves_neither_processes_nor_folders(
+    desk: TraceDesk, number: int
+) -> None:
+    desk.job("touch started; sleep 315 & $PYTHON -c 'import time; time.sleep(300)'")
+    temporary = own(desk.write("tmp/x", "").parent)
+    (temporary / "x").unlink()
+    process = desk.start("--trace", "job.sh", env={"TMPDIR": str(temporary)})
+    until(lambda: any("sleep 315" in line for line in _commands(desk)))
+    process.send_signal(number)
+    process.communicate(timeout=180)
+    assert desk.nothing_runs()
+    until(lambda: list(temporary.iterdir()) == [])
+    assert not (desk.folder / "started").exists()
     assert desk.queue() == []
 
 
@@ -483,6 +501,37 @@ def test_a_trace_job_that_is_killed_lets_the_real_job_go(desk: TraceDesk) -> Non
     desk.cluster.run(["scancel", trace_job[1]], check=True)
     _await_state(desk, done.stdout.split()[-1], ["COMPLETED"])
     assert desk.nothing_runs()
+
+
+def test_a_strangers_job_that_waits_for_the_trace_is_not_taken_for_the_real_one(desk: TraceDesk) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the stranger is another user")
+    env = _site(desk, '[trace]\nwhere = "job"\nmemory_mib = 4000\ncpus = 1')
+    desk.job('test -z "$GPUMEM_TRACING" || $PYTHON train.py', head="#!/bin/bash\n#SBATCH --gres=gpu:1")
+    started, go = desk.folder / "started", desk.folder / "go"
+    wait = f"touch {started}; until test -e {go}; do sleep 0.1; done"
+
+    def submit(*words: str) -> str:
+        """As root, who is another user than the one who traces."""
+        argv = ["sbatch", "--parsable", *words]
+        number = desk.cluster.run(argv, check=True, cwd=desk.folder).stdout.strip()
+        desk.jobs.append(number)
+        return number
+
+    # The trace job starts when the stranger's waits for it, before the real one in every list.
+    submit("--exclusive", "--nodes=2", "--wrap", wait)
+    until(started.exists)
+    done = desk.call("--trace", "job.sh", env=env)
+    trace_job = re.search(r"job (\d+) traces", done.stderr)
+    assert trace_job, done.stderr
+    behind = f"--dependency=afterany:{trace_job[1]}"
+    stranger = submit(behind, "--nice=-1000", "--gres=shard:a100:40", "--wrap", "true")
+    go.touch()
+    shown = _await_state(desk, done.stdout.split()[-1], ["COMPLETED"])
+    record = parse_record(shown["Comment"])
+    assert record is not None
+    assert record.estimator == "trace"
+    assert desk.shown(stranger)["TresPerNode"].endswith("shard:a100:40")
 
 
 RANKS = """

@@ -5,7 +5,6 @@ With --zsh, zsh's functions go into another folder below it: Debian's is zsh/ven
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -16,11 +15,12 @@ from slurm_gpumem.cli.manual import shells
 from slurm_gpumem.cli.manual.commands import Command, all_programs, values_by_flag
 from slurm_gpumem.cli.manual.config_page import config_page, example_file
 from slurm_gpumem.cli.manual.roff import CONFIG_PAGE, command_page
+from slurm_gpumem.cli.parser import Parser
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.cli.manual", description=__doc__)
+    parser = Parser(prog="python -m slurm_gpumem.cli.manual", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="such as ~/.local/share or /usr/share")
     parser.add_argument("--zsh", default="zsh/site-functions", metavar="DIR", help="default: %(default)s")
     args = parser.parse_args(argv)

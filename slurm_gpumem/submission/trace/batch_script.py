@@ -69,6 +69,7 @@ def trace_script(run: ScriptRun, limits: Limits, progress: Progress) -> TracedSc
             progress=progress,
             name=run.name,
             advice=ADVICE,
+            left=folder,
         )
     if traced.ranks > run.gpus:
         raise TargetError(_too_many(run, traced.ranks))

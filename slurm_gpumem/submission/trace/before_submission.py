@@ -80,7 +80,7 @@ def with_trace(asked: Submission, progress: Progress, *, here: bool = False) -> 
             data = job_script(asked)[1]
             return AfterTrace(whole, (), deferred_trace(asked, data, len(runs)), plan)
     try:
-        trace, notes = largest_trace(asked, gpu, progress)
+        trace, notes = largest_trace(asked, gpu, progress, in_job=here)
     except NotEstimatedError as error:
         return AfterTrace(asked._replace(trace=False, not_estimated=error.why))
     except TargetError as error:
@@ -97,10 +97,12 @@ def why_not_traced(asked: Submission) -> str:
     return ""
 
 
-def largest_trace(asked: Submission, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tuple[str, ...]]:
-    """The trace of the job, of an array the one that needs most; and notes."""
+def largest_trace(
+    asked: Submission, gpu: Gpu, progress: Progress, *, in_job: bool = False
+) -> Tuple[Trace, Tuple[str, ...]]:
+    """The trace of the job, of an array the one that needs most; and notes. A job has CPUs of its own."""
     runs, chosen, notes = _runs(asked, gpu)
-    found = [one_trace(run, _limits(asked), gpu, progress) for run in runs]
+    found = [one_trace(run, _limits(asked, in_job=in_job), gpu, progress) for run in runs]
     if len(found) > 1:
         notes.append(_of_tasks(chosen, found))
     largest = max(found, key=lambda trace: trace.estimate.request_mib) if len(found) > 1 else found[0]
@@ -175,10 +177,14 @@ def job_script(asked: Submission) -> Tuple[str, bytes]:
     )
 
 
-def _limits(asked: Submission) -> Limits:
+def _limits(asked: Submission, *, in_job: bool) -> Limits:
     site = asked.config.trace
     return Limits(
-        seconds=asked.settings.trace_limit_s or site.time_limit_s, memory_mib=site.memory_mib, cpus=site.cpus
+        seconds=asked.settings.trace_limit_s or site.time_limit_s,
+        memory_mib=site.memory_mib,
+        cpus=site.cpus,
+        of_user=None if in_job else site.at_once_per_user,
+        of_machine=None if in_job else site.at_once,
     )
 
 

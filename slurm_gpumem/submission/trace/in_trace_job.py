@@ -1,4 +1,4 @@
-"""What a trace job runs: trace the script, then make the job that waits for it ask for less."""
+"""What a trace job runs: trace the script, then make the real job, whose number it was told, ask for less."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import GpumemError, SlurmError
 from slurm_gpumem.slurm.controller import Controller
@@ -22,7 +22,7 @@ from slurm_gpumem.submission.sbatch_call import PlannedCall, build_call
 from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.submission.submission import RawInput, Submission, read_submission
 from slurm_gpumem.submission.trace.before_submission import with_trace
-from slurm_gpumem.submission.trace.trace_job import OUTPUT
+from slurm_gpumem.submission.trace.trace_job import OUTPUT, told_real_job
 from slurm_gpumem.terminal.say import say
 
 _AWAIT_S = 60.0
@@ -62,22 +62,27 @@ def _trace_and_change(told: Dict[str, Any], own_id: str) -> None:
         raise SlurmError(f"job {name} stays as it is: {plan.reason}")
     controller.update(name, **fields)
     # Trust no return code: an update can be refused and done, or done in the display only.
-    now = dict(controller.waiting_for(own_id)).get(name, "")
+    now = controller.waits_for(name, own_id, os.geteuid()) or ""
     if "Gres" in fields and held_by(now) != held_by(fields["Gres"]):
         raise SlurmError(f"job {name} shows {now} after a change to {fields['Gres']}")
     say(f"job {name} asks for {fields.get('Gres', request)}")
 
 
-def _real_job(controller: Controller, own_id: str) -> Sequence[str]:
-    """The job that waits for this one; it is submitted right after it."""
+def _real_job(controller: Controller, own_id: str) -> Tuple[str, str]:
+    """The job that this one traces for, and what it asks for; gpusbatch says its number once it has it."""
     end = time.monotonic() + _AWAIT_S
     while True:
-        found = controller.waiting_for(own_id)
-        if found:
-            return found[0]
+        own = controller.job(own_id)
+        name = told_real_job(own.comment) if own is not None else None
+        if name is not None:
+            break
         if time.monotonic() > end:
             raise SlurmError("no job waits for this trace: it was cancelled, or sbatch did not take it")
         time.sleep(1.0)
+    request = controller.waits_for(name, own_id, os.geteuid())
+    if request is None:
+        raise SlurmError(f"job {name} is not yours, or does not wait for this trace: nothing was changed")
+    return name, request
 
 
 def _asked(told: Dict[str, Any]) -> Submission:

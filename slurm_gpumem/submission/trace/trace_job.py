@@ -2,9 +2,10 @@
 
 The real job is submitted at once, for a whole GPU and behind the trace job: by a dependency, so that Slurm
 itself lets it go whatever becomes of the trace. "afterany": it then runs on the whole GPU. "afterok" with
---kill-on-invalid-dep: Slurm cancels it. The trace job finds the job that waits for it, makes it ask for less,
-by the user's own right, and ends. A whole GPU means all shards of one here: their number can be changed on
-every version from 22.05 on, while 22.05 refuses to make shards of gpu:1.
+--kill-on-invalid-dep: Slurm cancels it. The trace job is told the real job's number in its own comment, which
+only its owner can change; it makes that job ask for less, by the user's own right, and ends. A whole GPU is
+all shards of one here: their number can be changed on every version from 22.05 on, while 22.05 refuses to
+make shards of gpu:1.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.decide import Plan, choose_request
@@ -31,6 +34,20 @@ _INSIDE = "slurm_gpumem.submission.trace.in_trace_job"
 OUTPUT = "gpumem-trace-%j.out"
 _MORE_MIB, _MORE_S = 512, 120
 """Of the trace job beyond the traced script's own limits."""
+
+
+_TOLD = re.compile(r"gpumem-traces=([0-9]{1,10})")
+
+
+def tell_real_job(controller: Controller, trace_job: int, real_job: int) -> None:
+    """Let the trace job know whose request it changes."""
+    controller.update(str(trace_job), Comment=f"gpumem-traces={real_job}")
+
+
+def told_real_job(comment: str) -> Optional[str]:
+    """The number that it was told; None as long as it was not."""
+    found = _TOLD.fullmatch(comment.strip())
+    return found.group(1) if found else None
 
 
 class Deferred(NamedTuple):

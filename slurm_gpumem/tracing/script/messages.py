@@ -7,6 +7,7 @@ import signal
 from typing import Any, Dict, List, NamedTuple
 
 from slurm_gpumem.text import count
+from slurm_gpumem.tracing.guard.refusals import refused_by_trace
 from slurm_gpumem.tracing.script.hints import PHASE, TOLD, advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
 from slurm_gpumem.tracing.script.printed import printed_error
@@ -35,6 +36,12 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
             _at(state),
             "Let it start fewer (workers of its loaders, environments), or stop them when they are done.",
         ]
+    elif state.stopped.startswith("disk"):
+        lines = [
+            f"{label}: stopped, it wrote {state.stopped.partition(': ')[2]} into the trace's own folder.",
+            _at(state),
+            "Let it write less at first.",
+        ]
     elif state.stopped:
         lines = [
             f"{label}: stopped, it takes {state.stopped.partition(': ')[2]} of host memory.",
@@ -46,18 +53,10 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     elif state.kind == PHASE:
         lines = [f"{label}: the process {_ended(state.exit_code)} while {state.failed}.", _last_line(state)]
     elif state.failed:
-        lines = [
-            f"{label}: the script failed {_when(state.passes)}.",
-            *state.failed.split("\n"),
-            advice_on(state.kind, state.failed),
-        ]
+        lines = _failed(label, state, _when(state.passes), state.failed, state.kind)
     elif state.exit_code and (printed := printed_error(state.output)) is not None:
         when = _when(state.passes) if state.torch_processes else "before it imported torch"
-        lines = [
-            f"{label}: the script failed {when}.",
-            *printed.text.split("\n"),
-            advice_on(printed.kind, printed.text),
-        ]
+        lines = _failed(label, state, when, printed.text, printed.kind)
     elif not state.torch_processes:
         lines = [
             f"{label}: {_ended(state.exit_code)}; none of its Python processes imported torch.",
@@ -75,6 +74,12 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     if os.environ.get("GPUMEM_TRACE_DEBUG") and state.notes:
         lines.append(state.notes[-1])
     return "\n".join(line for line in lines if line)
+
+
+def _failed(label: str, state: Any, when: str, text: str, kind: str) -> List[str]:
+    refused = refused_by_trace(state.private, text)
+    headline = "the trace stopped it" if refused else "the script failed"
+    return [f"{label}: {headline} {when}.", *text.split("\n"), refused or advice_on(kind, text)]
 
 
 def inference_notes(facts: Dict[str, Any]) -> List[str]:

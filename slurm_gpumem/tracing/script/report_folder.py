@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Set, Tuple
+import stat
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 MESSAGES, SUMMARY, CLAIM = "messages.jsonl", "summary.json", "claimed"
+PRIVATE, CHANGED = "private.json", "changed.json"
+"""How the command was kept from everything outside, and what it changed in its private copies."""
 LAUNCHED = "GPUMEM_TRACE_LAUNCHED"
 """The variable in which a stand-in for a launcher says how many processes it would start."""
+_LARGEST = 1 << 29
+_MESSAGES_AT_ONCE = 1 << 20
 FILES = "files-"
 """Begins the names of what each process of the command read (`injected/gpumem_trace.py`)."""
 
@@ -67,11 +72,8 @@ class Messages:
 
     def new(self) -> List[Dict[str, Any]]:
         """Messages since the last call."""
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._at)
-                data = file.read(1 << 20)
-        except OSError:
+        data = _read(self._path, self._at, _MESSAGES_AT_ONCE)
+        if data is None:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._at += len(whole)
@@ -93,11 +95,43 @@ def files_read(folder: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
     for name in os.listdir(folder):
         if not name.startswith(FILES):
             continue
+        told = read_json(folder, name)
         try:
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                told = json.load(file)
             files.update(str(path) for path in told["files"])
             packages.update(str(path) for path in told["packages"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             continue  # the script wrote into our folder
     return tuple(sorted(files)), tuple(sorted(packages))
+
+
+def read_file(folder: str, name: str) -> Optional[bytes]:
+    """A file of the folder; None where there is none, or something that is no plain file of that name."""
+    return _read(os.path.join(folder, name), 0, _LARGEST)
+
+
+def read_json(folder: str, name: str) -> Any:
+    """What a file says; None where it says nothing."""
+    data = read_file(folder, name)
+    try:
+        return None if data is None else json.loads(data)
+    except ValueError:
+        return None
+
+
+def strings_in(value: Any) -> Dict[str, str]:
+    """Of what was read, a table of texts."""
+    return {str(key): str(text) for key, text in value.items()} if isinstance(value, dict) else {}
+
+
+def _read(path: str, at: int, most: int) -> Optional[bytes]:
+    """The command can put anything here: a FIFO would keep us waiting, a link lead elsewhere."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode) or about.st_size - at > _LARGEST:
+            return None
+        file.seek(at)
+        return file.read(most)

@@ -6,9 +6,7 @@ Whatever the command does (exit, crash, fork, wait, run on), it ends in time wit
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import shlex
 import shutil
 import signal
@@ -22,40 +20,36 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import NotEstimatedError, TargetError
-from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
+from slurm_gpumem.tracing.guard import start
+from slurm_gpumem.tracing.guard.limits import Limits as Limits
+from slurm_gpumem.tracing.guard.limits import bound, end, exceeded
+from slurm_gpumem.tracing.guard.output import Output
+from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
+from slurm_gpumem.tracing.guard.slots import Slot
+from slurm_gpumem.tracing.host_memory import most_of_free_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.hints import ENDLESS
 from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes
-from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read, inference_file
+from slurm_gpumem.tracing.script.report_folder import (
+    CHANGED,
+    PRIVATE,
+    SUMMARY,
+    Messages,
+    files_read,
+    inference_file,
+    read_file,
+    read_json,
+    strings_in,
+)
 
 _HERE = Path(__file__).resolve().parent
 _PACKAGE_ROOT = str(_HERE.parents[2])
 _POLL_S = 0.1
 _TAIL_LINES = 40
-_SCRATCH_MIB = 4096
-"""What the command may write into its private copy."""
-_THREADS_EACH = 4
-_MANY = 64
-"""Processes beyond which their number is what is wrong."""
 _FINISH_S = 3.0
 """Before the limit, the traced process ends by itself if it has seen training ..."""
 _WRITING_S = 30.0
 """... and may take so much longer to write down what it has seen: millions of events on a busy machine."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long and how large the command may run."""
-
-    seconds: float = 120.0
-    onward_s: float = 6.0
-    """How long training goes on after its first steps, in search of evaluation and checkpoints."""
-    memory_mib: Optional[int] = None
-    """Of host memory, all its processes together; None: most of what is free."""
-    processes: int = 512
-    """At once."""
-    cpus: Optional[int] = None
-    """That it may use; None: all."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ class TracedScript:
     changed: Tuple[str, ...]
     """Files that the command wrote or removed, in its private copy only."""
     private: Dict[str, str]
-    """How files and network were kept from it: "overlay", "landlock" or "python"; "namespace" or "python"."""
+    """How files and network were kept from it: "overlay" or "landlock"; "namespace" or "landlock"."""
     seconds: float
     ranks: int = 1
     """Processes that train together, where the command started or asked for several."""
@@ -102,6 +96,8 @@ class State:
     exit_code: Optional[int] = None
     stopped: str = ""
     output: str = ""
+    private: Dict[str, str] = field(default_factory=dict)
+    """How it was kept from everything outside."""
     ranks: int = 1
     not_estimated: str = ""
     """Why the rest of the run would tell nothing of its peak."""
@@ -109,7 +105,7 @@ class State:
 
 def trace_command(
     command: Sequence[str],
-    limits: Limits = Limits(),
+    limits: Limits = Limits(),  # noqa: B008 - frozen
     *,
     gpu: GpuFacts = GpuFacts(),  # noqa: B008 - frozen
     extra_path: Sequence[str] = (),
@@ -118,26 +114,37 @@ def trace_command(
     progress: Callable[[State, float], None] = lambda state, seconds: None,
     name: str = "",
     advice: Advice = Advice(),  # noqa: B008 - frozen
+    left: str = "",
 ) -> TracedScript:
     """Trace the command, which messages call `name`; TargetError says what went wrong.
 
     NotEstimatedError for one that shards its model: what a rank holds is not in a trace of one process.
+    `left`: a folder of the caller's that is removed should the caller be killed.
     """
     started = time.monotonic()
-    asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress)
-    state, traced = _once(asked, truth=True)
-    if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
-        # A value that nobody knows was taken to be true, and the script did not like it.
-        again, traced = _once(asked, truth=False)
-        state = again if traced is not None else state
+    slot = Slot(limits.of_user, limits.of_machine)
+    waiting = State(at="waiting for another trace")
+    why = slot.take(lambda: progress(waiting, time.monotonic() - started))
+    if why:
+        raise TargetError(f"{name or shlex.join(command)}: not traced, {why}. Try again when one has ended.")
+    try:
+        asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress, slot.number, left)
+        state, traced = _once(asked, truth=True)
+        if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
+            # A value that nobody knows was taken to be true, and the script did not like it.
+            again, traced = _once(asked, truth=False)
+            state = again if traced is not None else state
+    finally:
+        slot.give_back()
     if state.not_estimated:
         raise NotEstimatedError(state.not_estimated, name or shlex.join(command))
     if traced is None:
         raise TargetError(explain(name or shlex.join(command), state, limits.seconds, advice))
+    of_inference = inference_notes(state.done or {})
     return replace(
         traced,
         facts=dict(state.done or {}),
-        notes=tuple(dict.fromkeys([*state.notes, *inference_notes(state.done or {})])),
+        notes=tuple(dict.fromkeys(filter(None, (*state.notes, *of_inference, only_refused(state.private))))),
         seconds=time.monotonic() - started,
         ranks=state.ranks,
     )
@@ -154,18 +161,31 @@ class _Asked:
     environment: Optional[Dict[str, str]]
     folder: Optional[str]
     progress: Callable[[State, float], None]
+    slot: int
+    left: str
 
 
 def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]:
     """Run it once; the answer lacks what the state knows."""
-    folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
+    try:
+        folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
+    except OSError as error:
+        raise TargetError(f"no folder for the trace in {tempfile.gettempdir()}: {error.strerror}") from None
     state = State()
     try:
-        with tempfile.TemporaryFile() as output:
+        with Output() as output:
             env = _environment(asked, folder)
             env["GPUMEM_TRACE_TRUTH"] = "1" if truth else "0"
             # -S: what a package starts with Python (threads) would keep it from a namespace of its own.
-            starter = [sys.executable, "-I", "-S", str(_HERE / "private.py"), folder, str(_SCRATCH_MIB), "--"]
+            starter = [
+                sys.executable,
+                "-I",
+                "-S",
+                start.__file__,
+                folder,
+                str(asked.limits.scratch_mib),
+                "--",
+            ]
             # Ctrl-C waits until the child is known: in the middle of a start it would leave it running.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
@@ -173,30 +193,32 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
                     [*starter, *asked.command],
                     cwd=asked.folder,
                     stdin=subprocess.DEVNULL,
-                    stdout=output,
+                    stdout=output.write_end,
                     stderr=subprocess.STDOUT,
                     env=env,
                     start_new_session=True,
-                    preexec_fn=lambda: _bounded(asked.limits),
+                    preexec_fn=lambda: bound(asked.limits, asked.slot),
                 )
             except BaseException:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 raise
             try:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                output.listen()
                 _watch(child, folder, state, asked.limits, asked.progress)
             finally:
-                _end(child)
-            state.output = _tail(output)
-        summary = Path(folder, _answered_by(state) or SUMMARY)
-        if state.done is None or not summary.exists():
+                end(child)
+            state.output = output.tail(_TAIL_LINES)
+        state.private = strings_in(read_json(folder, PRIVATE))
+        if state.private.get("files") == "none":
+            raise TargetError(not_safe(state.private))
+        summary = read_file(folder, _answered_by(state) or SUMMARY)
+        if state.done is None or summary is None:
             return state, None
-        changed = _read_json(folder, "changed.json", [])
-        private = _read_json(folder, "private.json", {})
+        changed = read_json(folder, CHANGED)
         files, packages = files_read(folder)
-        return state, TracedScript(
-            summary.read_bytes(), {}, (), tuple(changed), dict(private), 0.0, 1, files, packages
-        )
+        paths = tuple(map(str, changed)) if isinstance(changed, list) else ()
+        return state, TracedScript(summary, {}, (), paths, state.private, 0.0, 1, files, packages)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -235,13 +257,8 @@ def _watch(
         if now - started > _allowed(limits, state):
             state.stopped = "time"
             return
-        tree = [child.pid, *_descendants(child.pid)]
-        if sum(map(resident_mib, tree)) > most:
-            # Processes that only fork share their memory, and are many.
-            state.stopped = "processes" if len(tree) > _MANY else f"memory: more than {most} MiB"
-            return
-        if len(tree) > limits.processes:
-            state.stopped = "processes"
+        state.stopped = exceeded(child.pid, folder, limits, most)
+        if state.stopped:
             return
         time.sleep(_POLL_S)
 
@@ -293,6 +310,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
         {
             "GPUMEM_TRACING": "1",
             "GPUMEM_TRACE_DIR": folder,
+            start.LEFT: asked.left,
             "GPUMEM_TRACE_PACKAGE": _PACKAGE_ROOT,
             "GPUMEM_TRACE_INJECTED": injected,
             "GPUMEM_TRACE_GPU": asked.gpu.to_json(),
@@ -321,82 +339,3 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
         }
     )
     return env
-
-
-# -- Processes -----------------------------------------------------------------------------------
-
-
-def _bounded(limits: Limits) -> None:
-    """In the child, before it starts: it may not crowd out others on this machine."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.nice(5)
-    cpus = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cpus[: limits.cpus or len(cpus)])
-    # The kernel counts all processes and threads of the user: what there is already must not count.
-    most = limits.processes * _THREADS_EACH + _threads_of_user()
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-
-
-def _threads_of_user() -> int:
-    found, uid = 0, os.geteuid()
-    for name in os.listdir("/proc"):
-        try:
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
-                found += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:
-            continue
-    return found
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the command and everything that it started."""
-    if child.poll() is None:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            pass
-    # Without a process namespace there may be others; all of them bear the folder's name.
-    for pid in [*_descendants(child.pid), child.pid]:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            continue
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
-    child.wait()
-
-
-def _descendants(pid: int) -> List[int]:
-    found: List[int] = []
-    waiting = [pid]
-    while waiting:
-        one = waiting.pop()
-        try:
-            tasks = os.listdir(f"/proc/{one}/task")
-            for task in tasks:
-                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
-                found += [int(child) for child in children]
-                waiting += [int(child) for child in children]
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def _tail(output: Any) -> str:
-    output.seek(0, os.SEEK_END)
-    output.seek(max(0, output.tell() - 16384))
-    text = output.read().decode(errors="replace")
-    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
-    return "\n".join(lines[-_TAIL_LINES:])
-
-
-def _read_json(folder: str, name: str, default: Any) -> Any:
-    try:
-        return json.loads(Path(folder, name).read_text())
-    except (OSError, ValueError):
-        return default

@@ -14,7 +14,14 @@ _LINE = "train.py, line 9, in main: run()"
 
 def _message(kind: str, words: str, **others: Any) -> str:
     state = SimpleNamespace(
-        stopped="", failed=f"{kind}: {words}\n{_LINE}", kind=kind, passes=0, notes=[], at="", **others
+        private={},
+        stopped="",
+        failed=f"{kind}: {words}\n{_LINE}",
+        kind=kind,
+        passes=0,
+        notes=[],
+        at="",
+        **others,
     )
     return explain("train.py", state, 1.0, Advice())
 
@@ -58,6 +65,7 @@ def test_an_unknown_cause_is_told_apart_from_a_fault_of_the_script() -> None:
 def test_words_of_the_script_are_no_cause() -> None:
     """The line of the script is shown, and not searched for causes of errors."""
     state = SimpleNamespace(
+        private={},
         stopped="",
         failed="ValueError: bad\ntrain.py, line 3: nvcc = find('nvcc')",
         kind="ValueError",
@@ -68,7 +76,7 @@ def test_words_of_the_script_are_no_cause() -> None:
 
 
 def test_too_many_processes_are_told_what_to_do() -> None:
-    state = SimpleNamespace(stopped="processes", at=_LINE, notes=[])
+    state = SimpleNamespace(private={}, stopped="processes", at=_LINE, notes=[])
     said = explain("train.py", state, 1.0, Advice()).splitlines()
     assert _LINE in said[1]
     assert "fewer" in said[2]

@@ -58,6 +58,7 @@ def test_torch_looks_for_triton_in_any_case_and_others_are_noted_once() -> None:
 
 def test_nested_tensors_are_named_as_the_reason() -> None:
     state = SimpleNamespace(
+        private={},
         stopped="",
         failed="AttributeError: 'NestedIntNode' object has no attribute 'int_'",
         kind="AttributeError",

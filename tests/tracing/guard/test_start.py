@@ -12,7 +12,7 @@ from typing import Iterator, List, Tuple
 
 import pytest
 
-from slurm_gpumem.tracing.script import private
+from slurm_gpumem.tracing import guard
 from tests.support.waiting import until
 
 PYTHON = "/usr/bin/python3"
@@ -27,7 +27,11 @@ def place() -> Iterator[Path]:
     (folder / "work").mkdir()
     (folder / "work" / "last.ckpt").write_bytes(b"weights of last week")
     (folder / "work" / "log.txt").write_text("line 1\n")
-    shutil.copy(private.__file__, folder / "private.py")
+    # The package where that user can read it.
+    copy = folder / "slurm_gpumem" / "tracing" / "guard"
+    shutil.copytree(Path(guard.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for above in (copy.parent, copy.parent.parent):
+        (above / "__init__.py").touch()
     if os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, SOMEBODY, SOMEBODY)
@@ -46,8 +50,7 @@ def run(place: Path, shell: str) -> Tuple[str, List[str]]:
         [
             *user,
             PYTHON,
-            "-I",
-            str(place / "private.py"),
+            *("-I", "-S", str(place / "slurm_gpumem" / "tracing" / "guard" / "start.py")),
             str(place / "report"),
             "64",
             "--",
@@ -126,28 +129,31 @@ def test_its_exit_code_is_the_commands(place: Path) -> None:
     assert output == ""
 
 
-def test_without_namespaces_writes_are_refused_and_nothing_is_left_running(place: Path) -> None:
-    mark = f"gpumem-alone-{os.getpid()}"
-    sleeper = f"{PYTHON} -c 'import time; time.sleep(600)' {mark}"
-    writes = "echo x > $TMPDIR/x && echo scratch; echo y > last.ckpt || echo kept"
-    shell = f"setsid {sleeper} & ({sleeper} &) ; {writes}"
-    code = "import sys, private\nprivate._works = lambda *_: 'refused'\nsys.exit(private.main(sys.argv[1:]))"
+def test_the_command_is_no_first_process_that_signals_do_not_reach(place: Path) -> None:
+    output, _ = run(place, "echo $$; kill -TERM $$; echo survived")
+    assert output.split() == ["2"]
+
+
+def test_when_whoever_started_it_is_killed_nothing_is_left_behind(place: Path) -> None:
+    mark = f"gpumem-orphan-{os.getpid()}"
+    start = str(place / "slurm_gpumem" / "tracing" / "guard" / "start.py")
+    command = [PYTHON, "-c", "import time; time.sleep(600)", mark]
+    words = [PYTHON, "-I", "-S", start, str(place / "report"), "64", "--", *command]
+    code = "import subprocess, sys\nsubprocess.Popen(sys.argv[1:]).wait()"
     user = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
-    done = subprocess.run(
-        [
-            *(user if os.geteuid() == 0 else []),
-            *(PYTHON, "-c", code, str(place / "report"), "64", "--", "sh", "-c", shell),
-        ],
-        cwd=place / "work",
-        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": str(place)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    prefix = user if os.geteuid() == 0 else []
+    starter = subprocess.Popen([*prefix, PYTHON, "-c", code, *words], cwd=place / "work")
+    until(
+        lambda: any(_cmdline(pid)[:1] == [PYTHON] and _cmdline(pid)[3:] == [mark] for pid in _running(mark))
     )
-    state = json.loads((place / "report" / "private.json").read_text())
+    starter.kill()
+    starter.wait()
     until(lambda: _running(mark) == [])
-    if state["files"] != "landlock":
-        pytest.skip(f"this host has no Landlock: {state['why']}")
-    assert done.stdout.split() == ["scratch", "kept"], done.stderr
-    assert (place / "work" / "last.ckpt").read_bytes() == b"weights of last week"
+    until(lambda: not (place / "report").exists())
+
+
+def _cmdline(pid: str) -> List[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+    except OSError:
+        return []

@@ -1,0 +1,60 @@
+"""Slips on a command line: one line that says what was meant, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from slurm_gpumem.cli.gpumem import COMMANDS
+
+GPUMEM = "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"
+
+
+def call(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", GPUMEM, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"trace", "accuracy"}))
+def test_an_unknown_option_is_one_line_and_no_wall_of_usage(command: str) -> None:
+    done = call(command, "--no-such-thing-anywhere")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) <= 2, done.stderr
+    assert "usage:" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [(["estimate", "--btch-size", "8", "x"], "--batch-size"), (["report", "--jsn"], "--json")],
+)
+def test_what_was_probably_meant_is_named(words: List[str], meant: str) -> None:
+    done = call(*words)
+    assert done.returncode == 2
+    assert f"Did you mean {meant}?" in done.stderr
+
+
+def test_what_if_takes_a_file_as_estimate_does(tmp_path: Path) -> None:
+    missing = str(tmp_path / "sacct.txt")
+    assert call("what-if", missing).stderr == call("what-if", "--from", missing).stderr
+    assert missing in call("what-if", missing).stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["docs"], ["--version"], ["estimate", "--help"]])
+def test_a_full_standard_output_is_no_traceback(words: List[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = call(*words, stdout=full.fileno())
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
