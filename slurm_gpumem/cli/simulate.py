@@ -23,7 +23,7 @@ from slurm_gpumem.simulation.policies import (
 )
 from slurm_gpumem.simulation.requests import ESTIMATORS
 from slurm_gpumem.simulation.trace_file import read_trace, write_trace
-from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing
+from slurm_gpumem.simulation.types import MODES, Fleet, Policy, Setup, SimJob, Timing
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
@@ -100,8 +100,6 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
                 continue
             # Nothing is shared: estimators and modes make no difference.
             mode, label = "exclusive", name
-        elif mode == MIG and not policy.granted and len(modes) > 1:
-            continue  # it gives out no instances
         else:
             policy = with_conditions(
                 policy, max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown

@@ -13,8 +13,8 @@ from slurm_gpumem.simulation.places import NOWHERE, PlaceIndex, Places
 from slurm_gpumem.simulation.power import watts
 from slurm_gpumem.simulation.queues import Queue, queue_for
 from slurm_gpumem.simulation.requests import Asker
-from slurm_gpumem.simulation.sharing import mig_compute, mig_place, speeds
-from slurm_gpumem.simulation.types import MIG, MODES, WHOLE, Setup, SimJob
+from slurm_gpumem.simulation.sharing import speeds
+from slurm_gpumem.simulation.types import MODES, WHOLE, Setup, SimJob
 
 _END, _GROW, _AGAIN, _WINDOW, _WAKE = range(5)
 _NEVER = float("inf")
@@ -73,17 +73,13 @@ class Engine:
     def __init__(self, jobs: Sequence[SimJob], setup: Setup) -> None:
         if setup.mode not in MODES:
             raise UsageError(f"unknown mode {setup.mode!r}; known: {', '.join(MODES)}")
-        if setup.mode == MIG and not setup.policy.granted:
-            raise UsageError(
-                f"mode mig: the policy {setup.policy.name} gives out no instances; use slurm-pack"
-            )
         self.setup = setup
         self.policy, self.timing = setup.policy, setup.timing
         self.jobs = sorted(jobs, key=lambda job: job.arrival)
         self.place_of = {job.number: place for place, job in enumerate(self.jobs)}
         if len(self.place_of) != len(self.jobs):
             raise UsageError("two jobs of the trace have the same number")
-        self.index = PlaceIndex(setup.fleet, setup.policy, mig=setup.mode == MIG)
+        self.index = PlaceIndex(setup.fleet, setup.policy)
         self.asker = Asker(setup)
         self.asks: Dict[int, Optional[int]] = {}
         self.steps: Dict[int, int] = {}
@@ -205,11 +201,7 @@ class Engine:
         memory = self.setup.fleet.memory_mib
         whole = asked == WHOLE
         granted = memory if whole else (asked or 0)
-        instance = self.setup.mode == MIG and not whole
-        compute = mig_compute(granted, memory) if instance else 1.0
-        task = Task(job, places, granted, self.now, whole=whole, compute=compute)
-        if instance:
-            task.slices = mig_place(granted, memory, self.index.gpus[places[0]].slices) or frozenset()
+        task = Task(job, places, granted, self.now, whole=whole)
         self._start[self.place_of[job.number]] = self.now
         self.index.take_cores(places, job.cores)
         if len(places) > 1:

@@ -11,7 +11,6 @@ from typing import AbstractSet, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.simulation.gpu_state import GpuState
 from slurm_gpumem.simulation.max_tree import MaxTree
-from slurm_gpumem.simulation.sharing import mig_place
 from slurm_gpumem.simulation.types import Fleet, Policy
 
 Places = Tuple[int, ...]
@@ -25,8 +24,8 @@ order by activity is that of each GPU's last change."""
 class PlaceIndex:
     """The GPUs of a fleet under one policy."""
 
-    def __init__(self, fleet: Fleet, policy: Policy, *, mig: bool = False) -> None:
-        self.fleet, self.policy, self._mig = fleet, policy, mig
+    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+        self.fleet, self.policy = fleet, policy
         self.gpus = [GpuState(index) for index in range(fleet.gpus)]
         self.free_cores = [fleet.cores_per_node] * fleet.nodes
         self._idle = MaxTree([fleet.gpus_per_node] * fleet.nodes)
@@ -115,7 +114,7 @@ class PlaceIndex:
         by_node: Dict[int, List[int]] = {}
         for gpu in self._in_order(need_mib, now):
             node = self.node_of(gpu)
-            if node in banned or not self._has_cores(node, cores) or not self._has_room(gpu, need_mib):
+            if node in banned or not self._has_cores(node, cores) or self._free[gpu] < need_mib:
                 continue
             members = by_node.setdefault(node, [])
             members.append(gpu)
@@ -126,12 +125,6 @@ class PlaceIndex:
                     return self._freest(node, count, need_mib)
                 return tuple(members)
         return None
-
-    def _has_room(self, gpu: int, need_mib: int) -> bool:
-        """Whether this memory of a GPU is free, under MIG in a place for an instance."""
-        if self._free[gpu] < need_mib:
-            return False
-        return not self._mig or bool(mig_place(need_mib, self.fleet.memory_mib, self.gpus[gpu].slices))
 
     def _in_order(self, need_mib: int, now: float) -> Iterator[int]:
         free, order = self._free, self.policy.order
@@ -169,7 +162,7 @@ class PlaceIndex:
             node = self._idle.first(count, node + 1)
 
     def _freest(self, node: int, count: int, need_mib: int) -> Places:
-        able = [gpu.index for gpu in self._gpus_of(node) if self._has_room(gpu.index, need_mib)]
+        able = [gpu.index for gpu in self._gpus_of(node) if self._free[gpu.index] >= need_mib]
         able.sort(key=lambda gpu: (-self._free[gpu], gpu))
         return tuple(able[:count])
 

@@ -6,8 +6,8 @@ from math import ceil
 from typing import Dict, Optional, Tuple
 
 from slurm_gpumem.errors import UnknownNameError
-from slurm_gpumem.simulation.sharing import WAYS, mig_request
-from slurm_gpumem.simulation.types import MIG, WHOLE, Setup, SimJob
+from slurm_gpumem.simulation.sharing import WAYS
+from slurm_gpumem.simulation.types import WHOLE, Setup, SimJob
 from slurm_gpumem.units import ceil_div
 from slurm_gpumem.utilization.budget import share_for
 from slurm_gpumem.utilization.sets import PER_USER
@@ -52,14 +52,11 @@ class Asker:
         return self.granted(job, estimated)
 
     def granted(self, job: SimJob, mib: int) -> int:
-        """A request in whole shards (or a MIG instance), with the share that its activity takes."""
+        """A request in whole shards, with the share that its activity takes."""
         memory, limit = self._setup.fleet.memory_mib, self._setup.policy.by_activity
         if limit:
             mib = max(mib, ceil(share_for(job.load, limit, limit, self._way).share * memory))
-        if self._setup.mode == MIG:
-            mib = mig_request(mib, memory)
-        else:
-            mib = ceil_div(mib, self._setup.shard_mib) * self._setup.shard_mib
+        mib = ceil_div(mib, self._setup.shard_mib) * self._setup.shard_mib
         return WHOLE if mib >= memory else mib
 
     def learn(self, job: SimJob) -> None:

@@ -6,10 +6,9 @@ from typing import Mapping, NamedTuple, Tuple
 
 from slurm_gpumem.utilization.interference import JobLoad
 
-MIG = "mig"
-MODES = ("mps", "mps-shared", "timeslice", MIG, "exclusive")
+MODES = ("mps", "mps-shared", "timeslice", "exclusive")
 """How jobs on one GPU run: "mps" has a server for each user (two users' servers take turns), "mps-shared" one
-server for all, "timeslice" none, "mig" instances that do not feel each other, "exclusive" one job only."""
+server for all, "timeslice" none, "exclusive" one job only."""
 WHOLE = 0
 """As a request in MiB: a GPU to itself."""
 

@@ -7,11 +7,9 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
 from slurm_gpumem.simulation.policies import POLICIES, PUBLISHED_TIMING
-from slurm_gpumem.simulation.sharing import mig_place
 from slurm_gpumem.simulation.types import SimJob
 from tests.simulation.jobs import HEAVY, LIGHT, job, setup
 
@@ -47,14 +45,10 @@ def test_exclusive_use_is_the_plain_queue_that_anybody_can_compute() -> None:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("mode", ["mps", "mps-shared", "timeslice", "mig"])
+@pytest.mark.parametrize("mode", ["mps", "mps-shared", "timeslice"])
 def test_under_every_policy_every_job_ends_and_none_is_faster_than_alone(policy: str, mode: str) -> None:
     jobs = _random_jobs(120, 2)
     mode = "exclusive" if POLICIES[policy].whole else mode
-    if mode == "mig" and not POLICIES[policy].granted:
-        with pytest.raises(UsageError, match="gives out no instances"):
-            simulate(jobs, setup(policy, mode=mode))
-        return
     outcome = simulate(jobs, setup(policy, gpus=4, nodes=2, mode=mode, record=True))
     assert not outcome.refused
     for one, start, end in zip(outcome.jobs, outcome.start, outcome.end):
@@ -228,29 +222,6 @@ def test_the_most_utilized_gpu_is_filled_before_an_idle_one_is_taken() -> None:
     for policy, gpus in (("mug", [(0,), (0,)]), ("lug", [(0,), (1,)])):
         outcome = simulate(jobs, setup(policy, gpus=2, record=True))
         assert [run.gpus for run in sorted(outcome.runs)] == gpus
-
-
-def test_seven_of_the_smallest_mig_instances_fill_a_gpu_and_each_has_a_seventh_of_it() -> None:
-    jobs = [job(number, mib=4000, load=HEAVY) for number in range(8)]
-    outcome = simulate(jobs, setup("slurm-pack", mode="mig"))
-    assert sorted(outcome.start)[:7] == [0.0] * 7
-    assert max(outcome.start) == pytest.approx(min(outcome.end))
-    assert min(outcome.end) == pytest.approx(100 * 0.9 * 7)
-    halves = simulate(
-        [job(number, mib=15_000, load=HEAVY) for number in range(3)], setup("slurm-pack", mode="mig")
-    )
-    assert sorted(halves.start)[:2] == [0.0, 0.0]
-    assert min(halves.end) == pytest.approx(100 * 0.9 * 7 / 3)
-
-
-def test_mig_instances_have_the_places_that_the_hardware_has_and_stay_there() -> None:
-    # 1g at the slices 0 to 3; the 3g goes to 4, and no second one fits until all of them have ended.
-    small = [job(number, mib=4000, work=100.0 * (number + 1), load=LIGHT) for number in range(4)]
-    large = [job(4 + number, mib=15_000, work=1000.0, load=LIGHT) for number in range(2)]
-    outcome = simulate([*small, *large], setup("slurm-pack", mode="mig"))
-    assert [*outcome.start[:5]] == [0.0] * 5
-    assert outcome.start[5] == pytest.approx(outcome.end[3])
-    assert mig_place(4000, 40_960, frozenset(range(7))) is None  # the eighth slice is no place for a 1g
 
 
 def test_nothing_is_counted_after_the_last_job_has_ended() -> None:
