@@ -1,4 +1,4 @@
-"""`python -m slurm_gpumem.cli.manual DIR`: write man pages and completions below ~/.local/share or the like."""
+"""`python -m slurm_gpumem.cli.manual DIR`: write man pages and completion below DIR, like ~/.local/share."""
 
 from __future__ import annotations
 
