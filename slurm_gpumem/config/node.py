@@ -37,7 +37,6 @@ class NodeConfig(NamedTuple):
     user_tmpfs_mib: int = _default("user_tmpfs_mib")
     grace_s: float = _default("grace_s")
     end_line: str = _default("end_line")
-    job_reports: Optional[str] = _default("job_reports")
     prometheus_file: Optional[Path] = _default("prometheus_file")
     prometheus_every_s: float = _default("prometheus_every_s")
     prometheus_users: bool = _default("prometheus_users")

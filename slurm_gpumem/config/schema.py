@@ -246,13 +246,6 @@ NODE = Section(
             "ask",
             "which jobs get a line on what they used at the end of their output",
         ),
-        Key(
-            "job_reports",
-            ABSOLUTE,
-            None,
-            "folder that every user may write to, for what PyTorch reserved in jobs (gpumem docs learn); "
-            "unset: jobs report nothing",
-        ),
         Key("prometheus_file", PATH, None, "the node's metrics, for node_exporter's textfile collector"),
         Key("prometheus_every_s", SECONDS, 15, "between two writes of that file"),
         Key("prometheus_users", SWITCH, True, "name the jobs' users in that file"),

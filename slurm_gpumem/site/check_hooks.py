@@ -233,21 +233,6 @@ def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
             )
 
 
-def reports_arrive(now: Snapshot) -> Iterator[Finding]:
-    """Jobs report what PyTorch reserved through both task hooks."""
-    if node_config_from(now.tables, "").job_reports is None:
-        return
-    missing = [key for key in ("TaskProlog", "TaskEpilog") if value_of(now.config, key) is None]
-    if missing:
-        yield Finding(
-            Severity.WARNING,
-            "reports-lost",
-            f"[node] job_reports is set, but slurm.conf has no {' and no '.join(missing)}",
-            "no job reports what PyTorch reserved, so gpumem learn learns nothing of it",
-            f"{missing[0]}=.../{_file_of(missing[0])} in slurm.conf (gpumem docs node), or unset job_reports",
-        )
-
-
 def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
     """A value of gpumem.toml that is none stops gpusbatch, and hooks use the default."""
     for problem in now.problems:

@@ -39,11 +39,7 @@ class SiteRun(NamedTuple):
 
 
 class ContextReport(NamedTuple):
-    """What one job reports of its CUDA context.
-
-    PyTorch's message about memory that ran out names it; other jobs report what PyTorch reserved, where the
-    site asks for it, and the node measured what the process held.
-    """
+    """What PyTorch's message about memory that ran out says of a job's CUDA context."""
 
     user: str
     gpu: str
@@ -95,7 +91,7 @@ def read_runs(folders: Iterable[str], progress: Optional[Callable[[int], None]] 
 def _context_report(record: JobRecord) -> Optional[ContextReport]:
     """What the job's owner says of its context, as far as it can be true."""
     claim, run = record.claimed, run_from(record)
-    reported = _reported_context(record, run.own_peak_mib)
+    reported = record.context_mib
     assumed = claim.part_sizes.get("context")
     if reported is None or assumed is None or claim.estimate_mib is None:
         return None
@@ -105,19 +101,6 @@ def _context_report(record: JobRecord) -> Optional[ContextReport]:
     base = sizes_of(claim.base)
     moved = claim.estimate_mib - base[0] if len(base) == 2 else 0
     return ContextReport(str(record.uid), run.gpu, reported - assumed + moved)
-
-
-def _reported_context(record: JobRecord, peak_mib: Optional[int]) -> Optional[int]:
-    """As PyTorch's message about memory that ran out says, or what was measured less what PyTorch reserved.
-
-    Few jobs load eagerly: what they report says nothing of the others'.
-    """
-    if record.context_mib is not None:
-        return record.context_mib
-    brief = record.measured.samples < LEAST_SAMPLES
-    if record.reserved_mib is None or peak_mib is None or brief or record.loading == "eager":
-        return None
-    return peak_mib - record.reserved_mib
 
 
 def _site_run(record: JobRecord) -> Union[SiteRun, str]:

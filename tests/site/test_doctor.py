@@ -389,12 +389,6 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "hook-unset",
         "TaskProlog=",
     ),
-    "reports without a TaskEpilog": (
-        replace(HEALTHY, tables={**HEALTHY.tables, "node": {"job_reports": "/tmp"}}),
-        Severity.WARNING,
-        "reports-lost",
-        "job_reports",
-    ),
     "hook not seen": (
         replace(HEALTHY, hooks_unseen=("Prolog=/x/prolog.sh",)),
         Severity.WARNING,
