@@ -124,7 +124,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
     """
     (
         job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
-        measured, end, exit_code, signal, _, hints, verdict, _, notes,
+        measured, end, exit_code, signal, _, hints, verdict, notes,
     ) = record  # fmt: skip
     (
         shards, _, limit, peak, mean, energy, figures, met, samples, _, array_job, array_task,

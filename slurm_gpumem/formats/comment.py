@@ -15,7 +15,7 @@ from slurm_gpumem.formats.verdicts import VERDICTS
 
 PREFIX = "gpumem/1:"
 END_PREFIX = "gpumem-end/1:"
-"""What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210,ctx=522`."""
+"""What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210`."""
 MAX_COMMENT_BYTES = 1024
 """slurmctld refuses a job whose comment is longer."""
 PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
@@ -112,8 +112,6 @@ class End(NamedTuple):
     """The pattern that matched its log."""
     need_mib: Optional[int] = None
     """What it would have needed at least, where that is known."""
-    context_mib: Optional[int] = None
-    """What its process held outside PyTorch's allocator, where the log says it."""
 
 
 def format_record(record: CommentRecord) -> str:
@@ -176,7 +174,6 @@ def format_end(end: End) -> str:
         "saw": end.saw,
         "by": _UNSAFE.sub("-", end.by).strip("-"),
         "need": end.need_mib,
-        "ctx": end.context_mib,
     }
     return _word(END_PREFIX, fields)
 
@@ -192,7 +189,6 @@ def parse_end(comment: str) -> Optional[End]:
         fields["saw"],
         clean_name(fields.get("by", "")),
         _number(fields.get("need", "")),
-        _number(fields.get("ctx", "")),
     )
 
 

@@ -195,8 +195,6 @@ class JobRecord(NamedTuple):
     """What the measurements of a failed run suggest."""
     verdict: str = ""
     """What the task epilog saw in the job's log: one of VERDICTS."""
-    context_mib: Optional[int] = None
-    """What its process held outside PyTorch's allocator, as that log says: its owner's word."""
     notes: Tuple[str, ...] = ()
     """What was out of the ordinary, in words."""
 
@@ -235,7 +233,7 @@ class JobRecord(NamedTuple):
 
 _KEYS = (
     "job_id", "restarts", "uid", "node", "start", "cluster", "partition", "user", "mode", "gpus", "claim",
-    "end", "exit_code", "signal", "state", "hints", "verdict", "context_mib", "notes",
+    "end", "exit_code", "signal", "state", "hints", "verdict", "notes",
 )  # fmt: skip
 _MEASURED_KEYS = Measurement._fields
 _MOST_MEANS = [
@@ -275,7 +273,7 @@ def job_record_from(table: Mapping[str, Any]) -> JobRecord:
     """The record of its JSON; BadRecordError when it does not name its run."""
     (
         job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
-        end, exit_code, signal, state, hints, verdict, context, notes,
+        end, exit_code, signal, state, hints, verdict, notes,
     ) = values_of(table, _OWN, _KEYS)  # fmt: skip
     start, end = moment(start), moment(end)
     if (
@@ -311,7 +309,6 @@ def job_record_from(table: Mapping[str, Any]) -> JobRecord:
         _state_name(state) if type(state) is str else "",
         text_list(hints) if hints else (),
         clean_name(verdict) if type(verdict) is str else "",
-        context if type(context) is int and 0 <= context < MOST_MIB else None,
         text_list(notes, MOST_NOTE) if notes else (),
     )
 

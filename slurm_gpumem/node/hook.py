@@ -179,7 +179,7 @@ def _ended_record(
     end = parse_end(comment)
     # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.
     if end is not None and end.run == job.restarts and status != "0:0":
-        record = record._replace(verdict=end.saw, context_mib=end.context_mib)
+        record = record._replace(verdict=end.saw)
     seen = read_live_jobs(folder.live, [job.job_id]).get(job.job_id)
     if seen is not None and seen.restarts == job.restarts:
         record = records.with_measurement(record, seen.measured, seen.notes)

@@ -76,7 +76,7 @@ def _task_epilog(env: Mapping[str, str]) -> None:
         return
     # Of a job that the node ended, what it held is the least that it needs.
     need = ceil(measured.peak_mib) if measured.overran and measured.peak_mib else log.need_mib
-    end = End(run, verdict, log.pattern, need, log.context_mib)
+    end = End(run, verdict, log.pattern, need)
     noted = with_end(comment, end)
     if noted is None:
         _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from statistics import median
@@ -76,63 +75,6 @@ def test_what_jobs_said_of_their_pytorch_does_not_confuse_the_constant(site: Sit
         )
     assert site.learn().returncode == 0
     assert site.constants["a100"].mib == pytest.approx(-1205, abs=1)
-
-
-def report(site: Site, uid: int, context: int, gpu: str = A100, **more: Any) -> None:
-    """A job that ran out of memory, whose log said what it held outside PyTorch's allocator."""
-    parts = {"parts": "100+100+200+3000+100+100+1727", **more}
-    site.record(7, 5327, 6000, 6000, state="OOM", uid=uid, gpu=gpu, context=context, **parts)
-
-
-def test_three_users_reports_of_their_context_count_for_a_type_without_runs(site: Site) -> None:
-    for uid, context in ((1, 520), (2, 530), (3, 522)):
-        report(site, uid, context)
-    done = site.learn()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a100: -1,205 MiB (3 jobs of 3 users, half of them within 2 MiB)" in done.stdout
-    assert list(site.constants) == ["a100"]
-    assert text().parts["context"] == 522
-    # The same again is nothing new.
-    assert site.learn().returncode == 1
-
-
-def test_two_users_reports_count_for_nobody_however_many_they_are(site: Site) -> None:
-    for number in range(100):
-        report(site, number % 2, 522)
-    assert site.learn().returncode == 1
-    assert not site.learned.exists()
-
-
-def test_a_report_of_one_liar_moves_nobody_and_what_cannot_be_true_is_left_out(site: Site) -> None:
-    for uid, context in ((1, 520), (2, 530), (3, 522)):
-        report(site, uid, context)
-    for number in range(300):
-        report(site, 666, 4000 if number % 2 else 64)
-        # More than the whole process had, more than any context, less than any; words that are no sizes.
-        report(site, 700 + number, 7000)
-        report(site, 1700 + number, 63)
-        report(site, 2700 + number, 522, parts="1+2")
-        report(site, 3700 + number, 522, parts="x" * 500)
-    done = site.learn("--json")
-    (constant,) = json.loads(done.stdout)["gpus"].values()
-    assert (constant["mib"], constant["users"]) == (pytest.approx(-1205, abs=10), 4)
-
-
-def test_what_root_calibrated_goes_before_every_report(site: Site) -> None:
-    entry = '["nvidia a100-sxm4-40gb"]\nmemory_mib = 40960\ncontext_mib = 600\nmeasured = true\n'
-    (site.config.parent / "gpumem-gpus.toml").write_text(entry.replace("nvidia a100-sxm4-40gb", "a100"))
-    for uid in (1, 2, 3):
-        report(site, uid, 522)
-    assert site.learn().returncode == 1
-    assert text().parts["context"] == 600
-
-
-def test_runs_go_before_reports(site: Site) -> None:
-    run_on_a_lazy_a100(site)
-    for uid in (1, 2, 3):
-        report(site, uid, 1900)
-    assert site.learn().returncode == 0
-    assert site.constants["a100"].mib == pytest.approx(-1205, abs=60)
 
 
 @pytest.mark.parametrize(("by", "spread", "most"), [("corrected", 0.031, 0.04), ("trace", 0.017, 0.025)])

@@ -73,7 +73,6 @@ class Site:
             "notes": [],
             "events": [],
             "met": [],
-            "context_mib": more.get("context"),
         }
         name = f"{table['job_id']}.{table['restarts']}.n1.json"
         (self.spool / name).write_text(json.dumps(table))
