@@ -36,7 +36,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
-	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium man-db groff-base mandoc zsh fish
+	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium man-db groff-base mandoc
 CHECK_PACKAGES := slurm-client lua5.1 lua5.3 lua5.4 python3-venv chromium
 DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0

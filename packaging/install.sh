@@ -102,7 +102,7 @@ scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
 if [ -x "$prefix/bin/python3" ]; then
     # The same date on every run, or every run would change them.
     (cd / && SOURCE_DATE_EPOCH=$(stat -c %Y "$wheel") "$prefix/bin/python3" -m slurm_gpumem.cli.manual "$scratch/share")
-    (cd "$scratch/share" && find man bash-completion zsh fish -type f) >"$scratch/pages"
+    (cd "$scratch/share" && find man bash-completion -type f) >"$scratch/pages"
     while read -r file; do put 644 "$scratch/share/$file" "$local/share/$file"; done <"$scratch/pages"
 fi
 

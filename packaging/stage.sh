@@ -1,7 +1,6 @@
 #!/bin/sh
 # stage.sh DEST: everything that packages hold besides the Python code, in its place below DEST. Run at the top of the
 # sources, by debian/rules and by the rpm's spec, so that both put the same files into the same places.
-# ZSH_FOLDER: where the distribution keeps zsh's functions, below /usr/share.
 set -eu
 dest=${1:?usage: stage.sh DEST} hooks=/usr/libexec/slurm-gpumem here=$(dirname "$0")
 put() { # put MODE FOLDER FILE...
@@ -31,6 +30,6 @@ put 644 /usr/lib/tmpfiles.d "$here"/files/slurm-gpumem-node.conf
 put 644 /usr/lib/sysusers.d "$here"/files/slurm-gpumem-controller.conf
 put 644 /etc/logrotate.d "$here"/files/slurm-gpumem-controller
 
-python3 -m slurm_gpumem.cli.manual --zsh "${ZSH_FOLDER:-zsh/site-functions}" "$dest/usr/share"
+python3 -m slurm_gpumem.cli.manual "$dest/usr/share"
 mv "$dest/usr/share/doc/slurm-gpumem/examples/gpumem.toml" "$dest/usr/share/slurm-gpumem/examples/"
 rm -r "$dest/usr/share/doc/slurm-gpumem"

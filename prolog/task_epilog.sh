@@ -12,17 +12,17 @@ run() {
         GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
 }
 at_end() {
-    if [ "$reports$overran" != no ] || ! log_is_clean; then run slurm_gpumem.recovery.task; fi
+    if [ -n "$overran" ] || ! log_is_clean; then run slurm_gpumem.recovery.task; fi
     [ "$end_line" = yes ] && run slurm_gpumem.node.end_line
 }
 
 # A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.
-task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no reports=no one_log=no
+task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no one_log=no
 if [ -r "$task_file" ]; then
     ours=no
     while read -r key one _; do
         case "$key $one" in
-        "record yes") ours=yes ;; "reports "*) reports=yes ;; "one_log yes") one_log=yes ;;
+        "record yes") ours=yes ;; "one_log yes") one_log=yes ;;
         "end_line yes") ours=yes end_line=yes ;;
         esac
     done <"$task_file"

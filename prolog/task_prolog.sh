@@ -6,7 +6,7 @@ run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
-mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0 hook='' reports=''
+mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
 # A script that saves checkpoints can resume if this is more than 1.
 [ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$file" ] && echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
 [ -r "$file" ] &&
@@ -14,7 +14,6 @@ mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_
         case $key in
         mode) mode=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
         limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
-        reports) hook=$one reports=$two/gpumem-reports.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0} ;;
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
     done <"$file"
@@ -32,6 +31,5 @@ if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$
     [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
         echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
 fi
-[ -n "$reports" ] && [ -r "$hook/report_exports.sh" ] && . "$hook/report_exports.sh"
 [ -n "$next_task_prolog" ] && exec "$next_task_prolog"
 exit 0

@@ -55,9 +55,6 @@ def attempt_of(record: JobRecord) -> Attempt:
         hints=record.hints,
         notes=record.notes,
         stays=tuple(_stay(record, uuid, measured.gpu.get(uuid, GpuFigures())) for uuid in record.gpus),
-        reserved_mib=record.reserved_mib,
-        torch=record.torch,
-        loading=record.loading,
     )
 
 

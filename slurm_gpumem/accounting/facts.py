@@ -1,4 +1,4 @@
-"""The sums of a summary, each as SQL over the rows of `job`; the cube holds the same, taken beforehand."""
+"""The sums of a summary, each as SQL over the rows of `job`."""
 
 from __future__ import annotations
 
@@ -71,42 +71,10 @@ FACTS: Tuple[Tuple[str, str], ...] = (
 )
 """(name, aggregate). Running jobs have no end, and so add nothing to sums over time."""
 
-WORST = ("worst_mib_s", f"max({_WASTE})")
+WORST = f"max({_WASTE})"
 """The worst single job; beside a lone max() SQLite gives the job_id of the same row."""
-
-CELL = ("month", "user", "account", "model", "gpu", "partition")
-"""The cube's keys; days have a table of their own, or there would be a cell for almost every job."""
-
-_SUM_COLUMNS = ", ".join([*(f"{name} REAL" for name, _ in FACTS), f"{WORST[0]} REAL", "worst_job INTEGER"])
-_KEYS = ", ".join(f'"{name}"' for name in CELL)
-
-CUBE_TABLES = (
-    "DROP TABLE IF EXISTS cube",
-    "DROP TABLE IF EXISTS days",
-    f"CREATE TABLE cube ({_KEYS}, {_SUM_COLUMNS})",
-    f"CREATE TABLE days (day INTEGER PRIMARY KEY, {_SUM_COLUMNS})",
-)
-FILL_ALL = (
-    f"INSERT INTO cube SELECT {_KEYS}, {{sums}} FROM job GROUP BY {_KEYS}",
-    "INSERT INTO days SELECT day, {sums} FROM job GROUP BY day",
-    "CREATE INDEX cube_cell ON cube (user, month)",
-)
-_SAME_CELL = " AND ".join(f'"{name}" = ?' for name in CELL)
-EMPTY_CELL, EMPTY_DAY = f"DELETE FROM cube WHERE {_SAME_CELL}", "DELETE FROM days WHERE day = ?"
-FILL_CELL = (
-    f"INSERT INTO cube SELECT {_KEYS}, {{sums}} FROM job WHERE {_SAME_CELL} AND start > ? AND start < ? "
-    f"GROUP BY {_KEYS}"
-)
-FILL_DAY = (
-    "INSERT INTO days SELECT day, {sums} FROM job WHERE day = ? AND start > ? AND start < ? GROUP BY day"
-)
 
 
 def sums_of_jobs() -> str:
     """The columns of a summary over rows of `job`."""
-    return ", ".join([*(f"coalesce({sql}, 0)" for _, sql in FACTS), WORST[1], "job_id"])
-
-
-def sums_of_cube() -> str:
-    """The same over rows of the cube."""
-    return ", ".join([*(f"coalesce(sum({name}), 0)" for name, _ in FACTS), f"max({WORST[0]})", "worst_job"])
+    return ", ".join([*(f"coalesce({sql}, 0)" for _, sql in FACTS), WORST, "job_id"])

@@ -6,8 +6,7 @@ import gc
 import os
 import sqlite3
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.accounting.index import IndexWriter, PlacedRun
 from slurm_gpumem.accounting.record_files import complete_lines, open_book
@@ -15,9 +14,6 @@ from slurm_gpumem.accounting.rows import Run, rest_of, run_from
 from slurm_gpumem.accounting.scan import FolderChanges, Scanner
 from slurm_gpumem.files import open_plain, read_opened
 from slurm_gpumem.formats.job_record import MAX_BYTES, BadRecordError, parse_job_record
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 Progress = Callable[[int, int], None]
 """(done, in all): called now and then."""
@@ -142,8 +138,6 @@ class _Intake:
         self._index.mark_strangers(self._met)
         if self._many:
             self._index.compute_all()
-        else:
-            self._index.sum_runs(self._met)
         self._progress(self._total, self._total)
 
     def _take(self, folder: int, runs: Sequence[Run]) -> None:
@@ -168,56 +162,15 @@ class _Intake:
 
 
 def _load_all(changes: FolderChanges, shard_mib: int) -> Iterator[Tuple[Sequence[str], List[Loaded]]]:
-    """Read all files, in batches; many of them by all processors."""
-    folder, owner, names = changes.path, changes.owner, changes.names
-    batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]
-    workers = _workers() if len(names) > _MANY else 1
-    if workers < 2:
-        for batch in batches:
-            yield batch, load_files(folder, owner, batch, shard_mib)
-        return
-    # Loaded only now: a report that finds nothing new would wait for them longer than for its answer.
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    # Forked, not spawned: a process that is spawned reads the package from the disk again, which may be
-    # another version by then, and runs its caller's script.
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
-        waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
-        for batch in batches:
-            waiting.append((batch, pool.submit(load_files, folder, owner, batch, shard_mib)))
-            # Few ahead: results wait in memory.
-            if len(waiting) > 2 * workers:
-                names, result = waiting.popleft()
-                yield names, result.result()
-        for names, result in waiting:
-            yield names, result.result()
+    """Read all files, in batches."""
+    names = changes.names
+    for at in range(0, len(names), _BATCH):
+        batch = names[at : at + _BATCH]
+        yield batch, _load_files(changes.path, changes.owner, batch, shard_mib)
 
 
-def _workers() -> int:
-    """How many processes may read; only this one where other threads run: a fork would keep their locks."""
-    import threading
-
-    return min(4, os.cpu_count() or 1) if threading.active_count() == 1 else 1
-
-
-def _start_worker() -> None:
-    """A worker makes no cycles to collect; and it must not stay behind when its parent was killed."""
-    gc.disable()
-    parent = os.getppid()
-    import threading
-
-    def leave() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=leave, daemon=True).start()
-
-
-def load_files(folder: str, owner: int, names: Sequence[str], shard_mib: int) -> List[Loaded]:
-    """The runs of some files of a folder that are its owner's; in a process of its own when there are many.
+def _load_files(folder: str, owner: int, names: Sequence[str], shard_mib: int) -> List[Loaded]:
+    """The runs of some files of a folder that are its owner's.
 
     Small files that lie on a disk are waited for one by one unless it is asked for many at once.
     """

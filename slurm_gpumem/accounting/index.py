@@ -1,6 +1,6 @@
-"""Fill the index: rows from records, folded to jobs, GPU time split, sums taken.
+"""Fill the index: rows from records, folded to jobs, GPU time split.
 
-Two ways with the same result. A few new records touch their own jobs, GPUs and days only. Many at once
+Two ways with the same result. A few new records touch their own jobs and GPUs only. Many at once
 (a first index) are put in first, and everything computed from them is computed again.
 """
 
@@ -10,7 +10,7 @@ import sqlite3
 from array import array
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.accounting import facts, schema
+from slurm_gpumem.accounting import schema
 from slurm_gpumem.accounting.rows import Run, rest_of
 from slurm_gpumem.accounting.sweep import busy_periods, split_evenly
 from slurm_gpumem.formats.verdicts import OOM
@@ -20,7 +20,6 @@ _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
 
 _ENDED_BADLY = (schema.FAILED_WORD, schema.REQUEUED_WORD)
 
-_DAY_S = 86_400
 _OWN = (*schema.RUN_COLUMNS, *schema.PLACED, *schema.FOLDED)
 _NAMES = ", ".join(f'"{name}"' for name in (*_OWN, "account"))
 _INSERT = (
@@ -53,8 +52,6 @@ class Touched(NamedTuple):
     devices: str
     start: float
     end: Optional[float]
-    cell: Tuple[int, ...]
-    """Day, month, and the other keys of the cube."""
 
 
 class IndexWriter:
@@ -101,10 +98,6 @@ class IndexWriter:
                 (row,) = self._touched([self._key(run)])
                 self._db.execute("UPDATE job SET strangers = 1 WHERE id = ?", (row.row,))
 
-    def sum_runs(self, runs: Iterable[Run]) -> None:
-        """Take the sums again that these runs are part of."""
-        self.sum_cells(row.cell for row in self._touched(self._key(run) for run in runs))
-
     def _is_stranger(self, job_id: int, cluster: int) -> bool:
         sql = "SELECT 1 FROM job WHERE job_id = ? AND cluster = ?"
         return self._db.execute(sql, (job_id, cluster)).fetchone() is None
@@ -113,8 +106,7 @@ class IndexWriter:
         """Compute again what follows from rows that were `before` and are `after`."""
         for job_id in {row.job_id for row in after}:
             self._fold(job_id)
-        cells = {row.cell for row in (*before, *after)} | self._move_stays(before, after)
-        self.sum_cells(cells)
+        self._move_stays(before, after)
 
     def compute_all(self) -> None:
         """Everything that follows from the rows, from nothing; after many were put in."""
@@ -123,32 +115,13 @@ class IndexWriter:
         ).fetchall():
             self._fold(job_id)
         self._all_stays()
-        sums = facts.sums_of_jobs()
-        for statement in (*facts.CUBE_TABLES, *(sql.format(sums=sums) for sql in facts.FILL_ALL)):
-            self._db.execute(statement)
         for statement in (schema.INDEXES + schema.ERRORS).split(";"):
             self._db.execute(statement)
 
-    def sum_cells(self, cells: Iterable[Tuple[int, ...]]) -> None:
-        """Take the sums of these cells of the cube, and of their days, again."""
-        sums = facts.sums_of_jobs()
-        cells = set(cells)
-        for day, *cell in cells:
-            # The day bounds the month's begin and end well enough for the index; the key does the rest.
-            around = ((day - 32) * _DAY_S, (day + 33) * _DAY_S)
-            self._db.execute(facts.EMPTY_CELL, cell)
-            self._db.execute(facts.FILL_CELL.format(sums=sums), (*cell, *around))
-        for day in {cell[0] for cell in cells}:
-            self._db.execute(facts.EMPTY_DAY, (day,))
-            self._db.execute(facts.FILL_DAY.format(sums=sums), (day, (day - 1) * _DAY_S, (day + 2) * _DAY_S))
-
     def touched(self, where: str, values: Sequence[Any]) -> List[Touched]:
         """The rows that a condition names, as they are now."""
-        cursor = self._db.execute(
-            f"SELECT id, job_id, devices, start, end, day, {', '.join(facts.CELL)} FROM job WHERE {where}",
-            values,
-        )
-        return [Touched(row[0], row[1], row[2], row[3], row[4], tuple(row[5:])) for row in cursor]
+        cursor = self._db.execute(f"SELECT id, job_id, devices, start, end FROM job WHERE {where}", values)
+        return [Touched(*row) for row in cursor]
 
     # -- rows --------------------------------------------------------------------------------------
 
@@ -276,8 +249,8 @@ class IndexWriter:
 
     # -- whose GPU time it was ---------------------------------------------------------------------
 
-    def _move_stays(self, before: Sequence[Touched], after: Sequence[Touched]) -> Set[Tuple[int, ...]]:
-        """Stays of these rows, and the time of all jobs beside them; the cells of rows that changed."""
+    def _move_stays(self, before: Sequence[Touched], after: Sequence[Touched]) -> None:
+        """Stays of these rows, and the time of all jobs beside them."""
         ranges: List[Tuple[int, float, float]] = []
         for row in before:
             for device in map(int, row.devices.split()):
@@ -301,22 +274,18 @@ class IndexWriter:
                     (row.end - row.start, device),
                 )
                 ranges.append((device, row.start, row.end))
-        changed: Set[int] = set()
         for device, start, end in ranges:
-            changed |= self._split(device, start, end)
-        return {row.cell for run in changed for row in self.touched("id = ?", (run,))}
+            self._split(device, start, end)
 
-    def _split(self, device: int, start: float, end: float) -> Set[int]:
-        """Split a GPU's time again for all who were there in a range; the runs whose part is another now."""
+    def _split(self, device: int, start: float, end: float) -> None:
+        """Split a GPU's time again for all who were there in a range."""
         affected = self._on_device(device, start, end)
         if not affected:
-            return set()
+            return
         around = self._on_device(device, min(stay[1] for stay in affected), max(stay[2] for stay in affected))
         taken = split_evenly([stay[:3] for stay in around])
-        changed = set()
         for run, began, _, used in affected:
             if abs(taken[run] - (used or 0.0)) > 1e-6:
-                changed.add(run)
                 self._db.execute(
                     "UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?",
                     (taken[run], device, began, run),
@@ -324,7 +293,6 @@ class IndexWriter:
                 self._db.execute(
                     "UPDATE job SET used_s = used_s + ? WHERE id = ?", (taken[run] - (used or 0.0), run)
                 )
-        return changed
 
     def _on_device(
         self, device: int, start: float, end: float

@@ -92,8 +92,6 @@ class Run(NamedTuple):
     cpus_mean: Optional[float]
     """CPUs that it kept busy, over all of its time."""
     gpus: int
-    month: int
-    """The local month of its start, counted from the year 0."""
     day: int
     """The local day of its start, counted from 1970."""
     used_s: Optional[float]
@@ -126,7 +124,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
     """
     (
         job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
-        measured, end, exit_code, signal, _, hints, verdict, _, _, _, _, notes,
+        measured, end, exit_code, signal, _, hints, verdict, notes,
     ) = record  # fmt: skip
     (
         shards, _, limit, peak, mean, energy, figures, met, samples, _, array_job, array_task,
@@ -136,7 +134,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
     request = claimed.request_mib
     devices, sm_share, gpu_sm, gpu, gpu_mib = _gpus(gpus, figures)
     observed = not shards and claimed.mode == "observe"
-    month, day = _month_and_day(int(start // _QUARTER_S))
+    day = _day(int(start // _QUARTER_S))
     gpu_s = None if end is None else (end - start) * (len(devices) or 1)
     basis = measured.alone_by
     alone = None if end is None else measured.time_alone(end - start)
@@ -192,7 +190,6 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         cpus,
         cpus_mean,
         len(devices) or 1,
-        month,
         day,
         gpu_s,
         gpu_s * shared_part(request, gpu_mib, shard_mib)
@@ -292,7 +289,7 @@ def _device(uuid: str, number: Optional[int], name: str, mib: Optional[float]) -
 
 
 @lru_cache(maxsize=4096)
-def _month_and_day(quarter: int) -> Tuple[int, int]:
+def _day(quarter: int) -> int:
     """Of a quarter of an hour: no time zone changes its offset within one."""
     local = time.localtime(quarter * _QUARTER_S)
-    return local.tm_year * 12 + local.tm_mon - 1, (quarter * _QUARTER_S + local.tm_gmtoff) // 86_400
+    return (quarter * _QUARTER_S + local.tm_gmtoff) // 86_400

@@ -3,8 +3,7 @@
 One row of `job` is one record, that is one run of a user's job on one node. The user belongs to the key: a
 cluster that starts to count again gives the number of one user's job to another's. Among the rows of a job
 one is its head: it stands for the job in lists, and holds what is folded over the runs. Names are numbers of
-the table `word`. `cube` holds sums by month, user, account, model, GPU and partition, so that a summary need
-not read a million rows.
+the table `word`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 8
+VERSION = 9
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
@@ -81,7 +80,7 @@ def _column(name: str) -> str:
 
 _OF_ALL = (*RUN_COLUMNS, *PLACED, *FOLDED, *JOINED)
 _SUMMED = (
-    "start", "end", "gpus", "user", "account", "model", "gpu", "partition", "month", "day", "head", "judged",
+    "start", "end", "gpus", "user", "account", "model", "gpu", "partition", "day", "head", "judged",
     "state", "sharing", "estimator", "shards", "limit_mib", "gpu_mib", "own_peak_mib", "peak_mib",
     "estimate_mib", "request_mib", "error_pm", "ooms", "oom", "used_s", "would_s", "energy_j", "sm_share",
     "idle_energy_j", "idle_s", "alone_s", "guessed", "cpus", "cpus_mean", "redone", "wait_s",

@@ -1,10 +1,10 @@
-"""Summaries from the index: whole months from the cube, the rest from rows, medians off sorted indexes."""
+"""Summaries from the index: sums over its rows, medians off sorted indexes."""
 
 from __future__ import annotations
 
 import sqlite3
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting import facts
 from slurm_gpumem.accounting.types import Filters, JobTotals, Waster
@@ -18,7 +18,7 @@ _INTEGERS = frozenset((
 ))  # fmt: skip
 _SPLIT = ("used_s", "sm_used_s", "alone_used_s", "redone_s", "failed_s")
 """Follow from how a GPU's time is split, which one user's records do not tell."""
-_CUBE_FILTERS = (("users", "user"), ("accounts", "account"), ("partitions", "partition"), ("models", "model"))
+_NAME_FILTERS = (("users", "user"), ("accounts", "account"), ("partitions", "partition"), ("models", "model"))
 
 Where = Tuple[str, List[Any]]
 
@@ -79,9 +79,8 @@ class Sums:
         """Value of the dimension → sums, in the order of FACTS, then the worst waste and its job."""
         if group is None:
             # Of the users' sums, which a report wants anyway for its wasters.
-            total: Dict[int, List[Any]] = {}
-            _add(total, ([0, *sums] for sums in self._sums("user", filters).values()))
-            return total
+            users = list(self._sums("user", filters).values())
+            return {0: _total(users)} if users else {}
         key = (group, filters, self._db.total_changes)
         if key not in self._taken:
             self._taken[key] = self._read_sums(group, filters)
@@ -89,34 +88,11 @@ class Sums:
 
     def _read_sums(self, group: str, filters: Filters) -> Dict[int, List[Any]]:
         column = f'"{group}"'
-        found: Dict[int, List[Any]] = {}
-        if group == "day" and filters == Filters():
-            sql = f"SELECT day, {facts.sums_of_cube()} FROM days GROUP BY day"
-            _add(found, self._db.execute(sql))
-            return found
-        for table, (where, values) in self._parts(group, filters):
-            sums = facts.sums_of_cube() if table == "cube" else facts.sums_of_jobs()
-            _add(
-                found,
-                self._db.execute(f"SELECT {column}, {sums} FROM {table} WHERE {where} GROUP BY 1", values),
-            )
-        return {key: sums for key, sums in found.items() if sums[0] or sums[_SUMS.index("gpu_s")]}
-
-    def _parts(self, group: str, filters: Filters) -> List[Tuple[str, Where]]:
-        """Which sums can be had from the cube, and which rows make up the rest."""
-        in_cube = group != "day" and not (filters.states or filters.nodes or filters.jobs or filters.tasks)
-        whole = months_within(filters.since, filters.until)
-        if not in_cube or whole is None:
-            return [("job", self.where(filters))]
-        first, last = whole
-        condition, values = self._names(filters)
-        parts = [("cube", (f"{condition} AND month BETWEEN ? AND ?", [*values, first, last]))]
-        condition, values = self.where(filters)
-        if filters.since is not None:
-            parts.append(("job", (f"{condition} AND start < ?", [*values, _begin_of(first)])))
-        if filters.until is not None:
-            parts.append(("job", (f"{condition} AND start >= ?", [*values, _begin_of(last + 1)])))
-        return parts
+        where, values = self.where(filters)
+        rows = self._db.execute(
+            f"SELECT {column}, {facts.sums_of_jobs()} FROM job WHERE {where} GROUP BY 1", values
+        )
+        return {key: sums for key, *sums in rows if sums[0] or sums[_SUMS.index("gpu_s")]}
 
     def _errors(self, group: Optional[str], filters: Filters) -> Dict[int, List[Tuple[int, int]]]:
         """Value of the dimension → (|error| in thousandths, jobs), errors in order."""
@@ -172,7 +148,7 @@ class Sums:
         values: List[Any] = []
         parts = [
             f'"{column}" IN ({self._among(getattr(filters, field), values)})'
-            for field, column in _CUBE_FILTERS
+            for field, column in _NAME_FILTERS
             if getattr(filters, field)
         ]
         return " AND ".join(parts) or "1", values
@@ -205,32 +181,7 @@ def percentiles(counts: Sequence[Tuple[int, int]], parts: Sequence[float]) -> Tu
     return tuple(found)
 
 
-def months_within(since: Optional[float], until: Optional[float]) -> Optional[Tuple[int, int]]:
-    """The first and the last month that lie wholly between two times; None when there is none."""
-    first, last = 0, 12 * 9999
-    if since is not None:
-        month = _month_of(since)
-        first = month if _begin_of(month) >= since else month + 1
-    if until is not None:
-        last = _month_of(until) - 1
-    return (first, last) if first <= last else None
-
-
-def _month_of(moment: float) -> int:
-    local = time.localtime(moment)
-    return local.tm_year * 12 + local.tm_mon - 1
-
-
-def _begin_of(month: int) -> float:
-    return time.mktime((month // 12, month % 12 + 1, 1, 0, 0, 0, 0, 0, -1))
-
-
-def _add(found: Dict[int, List[Any]], rows: Iterable[Sequence[Any]]) -> None:
-    for key, *sums in rows:
-        before = found.get(key)
-        if before is None:
-            found[key] = sums
-        else:
-            worse = (sums[_WORST] or 0) > (before[_WORST] or 0)
-            total = [a + b for a, b in zip(before[:_WORST], sums[:_WORST])]
-            found[key] = [*total, *(sums if worse else before)[_WORST:]]
+def _total(groups: Sequence[Sequence[Any]]) -> List[Any]:
+    """The sums of all, and the worst waste of any with its job."""
+    worst = max(groups, key=lambda sums: sums[_WORST] or 0)
+    return [*(sum(values) for values in zip(*(sums[:_WORST] for sums in groups))), *worst[_WORST:]]

@@ -86,10 +86,6 @@ class Attempt(NamedTuple):
     hints: Tuple[str, ...] = ()
     notes: Tuple[str, ...] = ()
     stays: Tuple[GpuStay, ...] = ()
-    reserved_mib: Optional[int] = None
-    """The most that PyTorch reserved, as its process reported."""
-    torch: str = ""
-    loading: str = ""
 
 
 class JobRow(NamedTuple):

@@ -40,7 +40,7 @@ def main(argv: List[str]) -> int:
         # Every 500 records: a line for each would take longer than reading them.
         found = read_runs(folders, lambda n: line(f"{n - n % 500:,} records read"))
     now = _in_force(path)
-    learned = constants_from(found.runs, found.reports)
+    learned = constants_from(found.runs)
     new = {**now, **learned} != now
     if args.json:
         written = new and not args.dry_run

@@ -328,7 +328,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--csv", action="store_true", help="for spreadsheets: MiB, seconds, parts of 1")
     how.add_argument("--json", action="store_true", help="for programs")
     how.add_argument("--names", action="store_true", help="with --html: users by name, not numbered")
-    how.add_argument("--html", metavar="FILE", help="one page with charts and tables, for a browser")
+    how.add_argument("--html", metavar="FILE", help="one page with charts, for a browser")
     add_units(how)
     add_color(how)
     parser.add_argument(

@@ -11,9 +11,7 @@ from typing import List, Tuple
 from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.compare import compare, comparison_json, table
-from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.generate import generate
 from slurm_gpumem.simulation.policies import (
@@ -41,12 +39,6 @@ def main(argv: List[str]) -> int:
         return 0
     if args.seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {args.seeds}")
-    if args.html:
-        from slurm_gpumem.report.html.render import need_jinja2
-
-        # Before the work, not after it: what is missing is known at once.
-        need_jinja2()
-        target = check_target(args.html, "simulation.html")
     if args.cores < 0:
         raise UsageError(f"--cores must be 0 (not counted) or more, not {args.cores}")
     if args.max_slowdown is not None and args.max_slowdown <= 1:
@@ -66,12 +58,6 @@ def main(argv: List[str]) -> int:
     print(f"{count(len(jobs), 'job')} on {fleet.gpus} × {fleet.name} ({fleet.memory_mib // 1024} GiB){seeds}")
     print("\n".join(table(rows)))
     refused = max(run.refused for row in rows for run in row.runs)
-    if args.html:
-        from slurm_gpumem.report.html.simulation import simulation_page
-
-        drawn = [(row, simulate(jobs, row.setup._replace(record=True))) for row in rows]
-        save(target, simulation_page(f"{count(len(jobs), 'job')} on {fleet.gpus} × {fleet.name}", drawn))
-        say(f"{args.html} written")
     if refused:
         say(f"{count(refused, 'job')} can never run here (too large for these GPUs): left out")
     return 0
@@ -181,6 +167,5 @@ def _parser() -> argparse.ArgumentParser:
         help="how long round-robin, magm, lug, mug and the fits take to decide (default: as published)",
     )  # fmt: skip
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="variations of the trace")
-    parser.add_argument("--html", metavar="FILE", help="also write a page that shows each GPU over time")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -15,14 +15,12 @@ from slurm_gpumem.cli.history_options import (
 )
 from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.policies import SLOWDOWN
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
 from slurm_gpumem.terminal.progress import StatusLine
-from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
 
@@ -35,11 +33,6 @@ def main(argv: List[str]) -> int:
     since = checked_since(args)
     if since is None:
         return 0
-    if args.html:
-        from slurm_gpumem.report.html.render import need_jinja2
-
-        need_jinja2()
-        target = check_target(args.html, "what-if.html")
     past = history(args.from_file, since)
     records = {} if args.from_file else measured_use()
     memory = parse_mib(args.gpu_memory, default_unit="g") if args.gpu_memory else None
@@ -53,11 +46,6 @@ def main(argv: List[str]) -> int:
         print(json.dumps(what_if_json(found, names=args.names)))
         return 0
     print("\n".join(screen(found, args.max_slowdown, names=args.names)))
-    if args.html:
-        from slurm_gpumem.report.html.what_if import what_if_page
-
-        save(target, what_if_page(found, args.max_slowdown, names=args.names))
-        say(f"{args.html} written")
     return 0
 
 
@@ -100,6 +88,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--names", action="store_true", help="name users and partitions instead of numbering them"
     )
-    parser.add_argument("--html", metavar="FILE", help="also write a page")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

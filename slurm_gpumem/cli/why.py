@@ -13,7 +13,7 @@ from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.explain.reasons import PeakReasons, peak_reasons
+from slurm_gpumem.estimators.explain.reasons import peak_reasons
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.why.text import SCHEMA, why_json, why_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
@@ -32,7 +32,9 @@ def main(argv: List[str]) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    _check_outputs(args)
+    if args.svg:
+        # Before the work: tracing takes its time.
+        check_target(args.svg, "peak.svg")
     config = load_config()
     chosen = choose_gpu(args.gpu or (config.job["gpu"].value if "gpu" in config.job else None), config)
     (gpu,) = chosen.gpus
@@ -44,45 +46,19 @@ def _run(args: argparse.Namespace) -> int:
             "or see where the memory goes with: gpumem estimate --explain"
         )
     reasons = peak_reasons(subject.summary, subject.job, gpu)
-    written = _write_pictures(reasons, args)
-    if args.json:
-        print(json.dumps(why_json(reasons, subject.notes)))
-        return 0
-    print("\n".join([*why_lines(reasons, terminal_style(), args.tensors), *written]))
-    for text in dict.fromkeys((*chosen.notes, *subject.notes, *reasons.estimate.warnings)):
-        say(f"note: {text}")
-    return 0
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """Whether the files can be made at all: tracing takes its time."""
-    for path in filter(None, (args.svg, args.html, args.png)):
-        check_target(path, "peak.svg")
-    if args.html:
-        from slurm_gpumem.report.html.render import need_jinja2
-
-        need_jinja2()
-    if args.png:
-        from slurm_gpumem.report.why.png import need_matplotlib
-
-        need_matplotlib()
-
-
-def _write_pictures(reasons: PeakReasons, args: argparse.Namespace) -> List[str]:
-    """Make the files that were asked for; a line on each."""
     if args.svg:
         from slurm_gpumem.report.why.svg import why_svg
 
         save(Path(args.svg), why_svg(reasons))
-    if args.html:
-        from slurm_gpumem.report.why.html import why_html
-
-        save(Path(args.html), why_html(reasons))
-    if args.png:
-        from slurm_gpumem.report.why.png import why_png
-
-        save(Path(args.png), why_png(reasons))
-    return [f"written: {path}" for path in (args.svg, args.html, args.png) if path]
+    if args.json:
+        print(json.dumps(why_json(reasons, subject.notes)))
+        return 0
+    print("\n".join(why_lines(reasons, terminal_style(), args.tensors)))
+    if args.svg:
+        print(f"written: {args.svg}")
+    for text in dict.fromkeys((*chosen.notes, *subject.notes, *reasons.estimate.warnings)):
+        say(f"note: {text}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -103,8 +79,6 @@ def _parser() -> argparse.ArgumentParser:
         "--tensors", type=whole, default=TENSORS, metavar="N", help="number of tensors to list (default: 10)"
     )
     parser.add_argument("--svg", metavar="FILE", help="the timeline as a picture")
-    parser.add_argument("--html", metavar="FILE", help="all of it as one page (needs jinja2)")
-    parser.add_argument("--png", metavar="FILE", help="the timeline as pixels (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_target_options(parser)
     add_units(parser)

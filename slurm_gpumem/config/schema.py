@@ -203,13 +203,6 @@ NODE = Section(
             False,
             "also set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, by the job's part of the GPU",
         ),
-        Key(
-            "driver_limit",
-            SWITCH,
-            False,
-            "also have the driver limit each job's cgroup to its shards (driver 615 or later, cgroup v2; "
-            "built from NVIDIA's documentation, not run on hardware)",
-        ),
         Key("spool", PATH, "/var/spool/gpumem", "where job records go; may be on a shared file system"),
         Key(
             "source",
@@ -254,13 +247,6 @@ NODE = Section(
             one_of("off", "ask", "all"),
             "ask",
             "which jobs get a line on what they used at the end of their output",
-        ),
-        Key(
-            "job_reports",
-            ABSOLUTE,
-            None,
-            "folder that every user may write to, for what PyTorch reserved in jobs (gpumem docs learn); "
-            "unset: jobs report nothing",
         ),
         Key("prometheus_file", PATH, None, "the node's metrics, for node_exporter's textfile collector"),
         Key("prometheus_every_s", SECONDS, 15, "between two writes of that file"),

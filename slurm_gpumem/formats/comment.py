@@ -15,9 +15,7 @@ from slurm_gpumem.formats.verdicts import VERDICTS
 
 PREFIX = "gpumem/1:"
 END_PREFIX = "gpumem-end/1:"
-"""What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210,ctx=522`."""
-USED_PREFIX = "gpumem-used/1:"
-"""What a run's process reports of PyTorch: `gpumem-used/1:run=0,res=18310,torch=2.6.0+cu124,load=lazy`."""
+"""What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210`."""
 MAX_COMMENT_BYTES = 1024
 """slurmctld refuses a job whose comment is longer."""
 PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
@@ -114,21 +112,6 @@ class End(NamedTuple):
     """The pattern that matched its log."""
     need_mib: Optional[int] = None
     """What it would have needed at least, where that is known."""
-    context_mib: Optional[int] = None
-    """What its process held outside PyTorch's allocator, where the log says it."""
-
-
-class Used(NamedTuple):
-    """What PyTorch reports of a run's one process on its one GPU: its owner's word."""
-
-    run: int
-    """As Slurm counts restarts."""
-    reserved_mib: int
-    """The most that PyTorch's allocator reserved; it held that until its end."""
-    torch: str = ""
-    """Its version with the build's CUDA: "2.6.0+cu124"."""
-    loading: str = ""
-    """CUDA_MODULE_LOADING, in small letters."""
 
 
 def format_record(record: CommentRecord) -> str:
@@ -191,7 +174,6 @@ def format_end(end: End) -> str:
         "saw": end.saw,
         "by": _UNSAFE.sub("-", end.by).strip("-"),
         "need": end.need_mib,
-        "ctx": end.context_mib,
     }
     return _word(END_PREFIX, fields)
 
@@ -207,30 +189,7 @@ def parse_end(comment: str) -> Optional[End]:
         fields["saw"],
         clean_name(fields.get("by", "")),
         _number(fields.get("need", "")),
-        _number(fields.get("ctx", "")),
     )
-
-
-def format_used(used: Used) -> str:
-    """The word for what a run's process reports."""
-    return _word(
-        USED_PREFIX,
-        {
-            "run": used.run,
-            "res": used.reserved_mib,
-            "torch": _UNSAFE.sub("-", used.torch).strip("-"),
-            "load": _UNSAFE.sub("-", used.loading).strip("-"),
-        },
-    )
-
-
-def parse_used(comment: str) -> Optional[Used]:
-    """The last such word in a comment; None when there is none, or it makes no sense."""
-    fields = _fields(comment, USED_PREFIX)
-    run, reserved = _number(fields.get("run", "")), _number(fields.get("res", ""))
-    if run is None or not reserved:
-        return None
-    return Used(run, reserved, clean_name(fields.get("torch", "")), clean_name(fields.get("load", "")))
 
 
 def _word(prefix: str, fields: Dict[str, Union[str, int, None]]) -> str:

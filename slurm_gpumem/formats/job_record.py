@@ -195,13 +195,6 @@ class JobRecord(NamedTuple):
     """What the measurements of a failed run suggest."""
     verdict: str = ""
     """What the task epilog saw in the job's log: one of VERDICTS."""
-    context_mib: Optional[int] = None
-    """What its process held outside PyTorch's allocator, as that log says: its owner's word."""
-    reserved_mib: Optional[int] = None
-    """The most that PyTorch reserved in its one process, as that reported; its owner's word, too."""
-    torch: str = ""
-    loading: str = ""
-    """How it loaded CUDA modules: "lazy", "eager"."""
     notes: Tuple[str, ...] = ()
     """What was out of the ordinary, in words."""
 
@@ -240,8 +233,7 @@ class JobRecord(NamedTuple):
 
 _KEYS = (
     "job_id", "restarts", "uid", "node", "start", "cluster", "partition", "user", "mode", "gpus", "claim",
-    "end", "exit_code", "signal", "state", "hints", "verdict", "context_mib", "reserved_mib", "torch",
-    "loading", "notes",
+    "end", "exit_code", "signal", "state", "hints", "verdict", "notes",
 )  # fmt: skip
 _MEASURED_KEYS = Measurement._fields
 _MOST_MEANS = [
@@ -281,7 +273,7 @@ def job_record_from(table: Mapping[str, Any]) -> JobRecord:
     """The record of its JSON; BadRecordError when it does not name its run."""
     (
         job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
-        end, exit_code, signal, state, hints, verdict, context, reserved, torch, loading, notes,
+        end, exit_code, signal, state, hints, verdict, notes,
     ) = values_of(table, _OWN, _KEYS)  # fmt: skip
     start, end = moment(start), moment(end)
     if (
@@ -317,10 +309,6 @@ def job_record_from(table: Mapping[str, Any]) -> JobRecord:
         _state_name(state) if type(state) is str else "",
         text_list(hints) if hints else (),
         clean_name(verdict) if type(verdict) is str else "",
-        context if type(context) is int and 0 <= context < MOST_MIB else None,
-        reserved if type(reserved) is int and 0 <= reserved < MOST_MIB else None,
-        clean_name(torch) if type(torch) is str else "",
-        clean_name(loading) if type(loading) is str else "",
         text_list(notes, MOST_NOTE) if notes else (),
     )
 
@@ -361,8 +349,6 @@ def job_record_table(record: JobRecord) -> Dict[str, Any]:
         "claim": None if record.claim is None else format_record(record.claim),
         "state": record.state or None,
         "verdict": record.verdict or None,
-        "torch": record.torch or None,
-        "loading": record.loading or None,
     }
 
 

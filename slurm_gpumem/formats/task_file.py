@@ -40,8 +40,6 @@ class TaskFile(NamedTuple):
     """Whether its comment holds a record."""
     end_line: bool
     """Whether its output ends with a line on what it used."""
-    reports: Optional[Tuple[str, str]]
-    """Where its Pythons report what PyTorch reserved: folders of the start-up hook and of reports."""
     gpus: Tuple[TaskGpu, ...]
     one_log: bool = False
     """Whether Slurm writes its output and its errors to one file; where not known, it does not."""
@@ -66,7 +64,6 @@ def format_task_file(task: TaskFile) -> str:
         *(["record yes"] if task.record else []),
         *(["end_line yes"] if task.end_line else []),
         *(["one_log yes"] if task.one_log else []),
-        *([] if task.reports is None else ["reports {} {}".format(*task.reports)]),
         *(f"gpu {gpu.number} {gpu.uuid} {gpu.pipe} {gpu.memory_mib}" for gpu in task.gpus),
     ]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""Loaded at the start of every Python of a traced command, and of jobs at sites with `job_reports`.
+"""Loaded at the start of every Python of a traced command.
 
 Costs nothing until torch is imported. Standard library only, in words that Python 2.7 understands as well: it
-runs in whatever Python the user has. What it starts lies beside it: gpumem_trace.py or gpumem_report.py.
+runs in whatever Python the user has. What it starts lies beside it: gpumem_trace.py.
 """
 
 import os
@@ -66,13 +66,6 @@ class _AroundTorch(object):
         return spec
 
 
-def _report(torch):
-    try:
-        _beside("gpumem_report").install(torch)
-    except Exception:  # noqa: BLE001 - removed or replaced since the job began: it goes on without a report
-        return
-
-
 def _beside(name):
     return sys.modules.get(name) or _load(name, os.path.join(_HERE, name + ".py"))
 
@@ -81,6 +74,4 @@ if os.environ.get("GPUMEM_TRACE_DIR"):
     _tracer = _beside("gpumem_trace")
     _tracer.begin()
     sys.meta_path.insert(0, _AroundTorch(_tracer.before_torch, _tracer.install))
-elif os.environ.get("GPUMEM_REPORT_DIR") and sys.version_info >= (3, 6):
-    sys.meta_path.insert(0, _AroundTorch(lambda: None, _report))
 _other_sitecustomize()

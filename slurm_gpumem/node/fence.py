@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.data import package_folder
 from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE
 from slurm_gpumem.formats.live import LiveJob, read_live_jobs
@@ -223,21 +222,12 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         claim_mib=claimed_mib(config, job),
         record=job.claim is not None,
         end_line=config.wants_end_line(job.claimed.tell == "end"),
-        reports=_reports(config, job),
         one_log=job.one_log,
         gpus=tuple(
             TaskGpu(gpu.listed, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)
             for gpu in gpus
         ),
     )
-
-
-def _reports(config: NodeConfig, job: NodeJob) -> Optional[Tuple[str, str]]:
-    """Only of jobs with a record: the reports of others have no estimate to be held against."""
-    hook = package_folder("injected")
-    if config.job_reports is None or job.claim is None or len(f"{hook} {config.job_reports}".split()) != 2:
-        return None
-    return hook, config.job_reports
 
 
 def claimed_mib(config: NodeConfig, job: NodeJob) -> Optional[int]:

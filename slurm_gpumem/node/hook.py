@@ -19,7 +19,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.formats.comment import CommentRecord, parse_end, parse_record, parse_used
+from slurm_gpumem.formats.comment import CommentRecord, parse_end, parse_record
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent, JobRecord
 from slurm_gpumem.formats.live import read_live_jobs
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
@@ -176,12 +176,10 @@ def _ended_record(
 ) -> JobRecord:
     record = records.open_record(job, node)
     comment, status = env.get("SLURM_JOB_COMMENT", "")[:4096], env.get("SLURM_JOB_EXIT_CODE2", "")
-    end, used = parse_end(comment), parse_used(comment)
+    end = parse_end(comment)
     # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.
     if end is not None and end.run == job.restarts and status != "0:0":
-        record = record._replace(verdict=end.saw, context_mib=end.context_mib)
-    if used is not None and used.run == job.restarts:
-        record = record._replace(reserved_mib=used.reserved_mib, torch=used.torch, loading=used.loading)
+        record = record._replace(verdict=end.saw)
     seen = read_live_jobs(folder.live, [job.job_id]).get(job.job_id)
     if seen is not None and seen.restarts == job.restarts:
         record = records.with_measurement(record, seen.measured, seen.notes)

@@ -32,10 +32,6 @@ _IGNORED_LINES = 3
 _FEW, _SOME, _MESSAGE_LINES = 8, 20, 25
 _TRIED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]B)?")
 _HELD = re.compile(r"this process has ([\d.]+) ?(bytes|KiB|MiB|GiB) memory in use")
-_OF_PYTORCH = re.compile(
-    r"Of the allocated memory ([\d.]+) ?(bytes|KiB|MiB|GiB) is allocated by PyTorch,.{0,120}? and "
-    r"([\d.]+) ?(bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated"
-)
 _ABSURD_MIB = 10_000_000
 _UNITS = {"b": 2**-20, "k": 2**-10, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
@@ -51,8 +47,6 @@ class LogVerdict(NamedTuple):
     """The line itself, fit to be shown."""
     need_mib: Optional[int] = None
     """What the process held plus what it tried to allocate, where the text says it."""
-    context_mib: Optional[int] = None
-    """What the process held outside PyTorch's allocator, where the text says both."""
 
 
 NO_VERDICT = LogVerdict(None)
@@ -104,9 +98,7 @@ def _allowed_after(lines: Sequence[_Line], at: int, pattern: str) -> int:
 def _judge_line(line: _Line) -> LogVerdict:
     pattern = find_pattern(line.text)
     if pattern is not None:
-        return LogVerdict(
-            pattern.kind, pattern.name, line.text[:_SHOWN], _need(line.text), _context(line.text)
-        )
+        return LogVerdict(pattern.kind, pattern.name, line.text[:_SHOWN], _need(line.text))
     return LogVerdict(Kind.OTHER, "exception", line.text[:_SHOWN]) if line.header else NO_VERDICT
 
 
@@ -174,16 +166,8 @@ def _need(line: str) -> Optional[int]:
     return round(sum(mib for mib in sizes if mib < _ABSURD_MIB))
 
 
-def _context(line: str) -> Optional[int]:
-    held, own = _HELD.search(line), _OF_PYTORCH.search(line)
-    if held is None or own is None:
-        return None
-    beyond = _mib(held) - _mib(own) - _mib(own, 3)
-    return round(beyond) if 0 < beyond < _ABSURD_MIB else None
-
-
-def _mib(match: re.Match[str], at: int = 1) -> float:
-    number, unit = match[at].rstrip("."), (match[at + 1] or "bytes")[:1].lower()
+def _mib(match: re.Match[str]) -> float:
+    number, unit = match[1].rstrip("."), (match[2] or "bytes")[:1].lower()
     try:
         return float(number) * _UNITS[unit]
     except (ValueError, KeyError):

@@ -1,9 +1,9 @@
 """What the task epilog does, as the job's user, at the end of one of our batch scripts.
 
 `python -I -m slurm_gpumem.recovery.task`: it reads the end of the job's own log, checks it against what was
-measured, notes the verdict in the job's comment and writes a line at the end of the job's stderr. It also
-notes what the job's processes reported of PyTorch, where the site asks for that. It does not know the exit
-code; whether the job failed at all is the controller's to say. Nothing it does fails the job.
+measured, notes the verdict in the job's comment and writes a line at the end of the job's stderr. It does
+not know the exit code; whether the job failed at all is the controller's to say. Nothing it does fails the
+job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_en
 from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
 from slurm_gpumem.recovery.neighbours import jobs_hit_too
 from slurm_gpumem.recovery.patterns import Kind
-from slurm_gpumem.recovery.process_reports import report_folder, take_reports
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
@@ -59,14 +58,11 @@ def _task_epilog(env: Mapping[str, str]) -> None:
         return
     run = int(env.get("SLURM_RESTART_COUNT") or 0)
     node = load_node_config(site_config_path())
-    used = None
-    if node.job_reports is not None:
-        used = take_reports(report_folder(node.job_reports, int(number), run), run)
     config = load_recovery_config(site_config_path())
     slurm = Controller(Commands(config.slurm_env, config.slurm_bin))
     log = _judge_logs(slurm, name)
     measured = _measured(config, env, int(number), run)
-    if log.kind in (None, Kind.OTHER) and used is None and not measured.overran:
+    if log.kind in (None, Kind.OTHER) and not measured.overran:
         return
     hit_too = []
     if log.kind is Kind.FAULT:
@@ -74,20 +70,14 @@ def _task_epilog(env: Mapping[str, str]) -> None:
             RunFolder(run_dir()), node, int(number), os.getuid(), wait_s=_LOOKS * node.interval_s + 1.0
         )
     verdict = verdict_on(log, measured, hit_too)
-    job = slurm.job(name) if verdict or used else None
+    job = slurm.job(name) if verdict else None
     comment = parse_comment(job.comment) if job else None
-    if job is None or comment is None or comment.record is None:
-        return
-    if verdict is None:
-        noted = with_end(comment, None, used)
-        # What a run used teaches others; its user misses nothing where the comment has no room for it.
-        if noted is not None:
-            slurm.update(name, Comment=noted)
+    if verdict is None or job is None or comment is None or comment.record is None:
         return
     # Of a job that the node ended, what it held is the least that it needs.
     need = ceil(measured.peak_mib) if measured.overran and measured.peak_mib else log.need_mib
-    end = End(run, verdict, log.pattern, need, log.context_mib)
-    noted = with_end(comment, end, used)
+    end = End(run, verdict, log.pattern, need)
+    noted = with_end(comment, end)
     if noted is None:
         _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")
         return

@@ -28,7 +28,6 @@ def job_lines(detail: JobDetail, shard_mib: int, *, unicode: bool) -> List[str]:
             lines += ["", _run_line(run, row.attempts)]
         for stay in run.stays:
             lines += _curves(row, run, stay, unicode)
-        lines += _reported(run)
     unrecorded = sorted(set(range(row.attempts)) - {run.restarts for run in detail.runs})
     if unrecorded and not detail.missing:
         numbers = ", ".join(str(number + 1) for number in unrecorded[:_MOST_NAMED])
@@ -156,17 +155,6 @@ def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str
     return lines
 
 
-def _reported(run: Attempt) -> List[str]:
-    """What its process reported of PyTorch."""
-    if run.reserved_mib is None:
-        return []
-    how = ", ".join(filter(None, (f"torch {run.torch}" if run.torch else "", run.loading)))
-    said = f"  PyTorch reserved {exact_mib(run.reserved_mib)}, as the job reports{f' ({how})' if how else ''}"
-    if run.peak_mib is not None and run.peak_mib > run.reserved_mib:
-        said += f"; {exact_mib(run.peak_mib - run.reserved_mib)} of the peak are outside it (CUDA context)"
-    return ["", printable(said)]
-
-
 def _time_axis(curve: Curve, margin: int) -> str:
     end = duration(curve.step_s * len(curve.memory_mib))
     return " " * margin + "0" + end.rjust(_PLOT_WIDTH - 1)
@@ -237,9 +225,6 @@ def _run_json(run: Attempt) -> Dict[str, Any]:
         "verdict": run.verdict,
         "hints": list(run.hints),
         "notes": list(run.notes),
-        "reserved_mib": run.reserved_mib,
-        "torch": run.torch or None,
-        "loading": run.loading or None,
         "gpus": [_stay_json(stay) for stay in run.stays],
     }
 

@@ -11,38 +11,27 @@ import os
 import time
 from pathlib import Path
 from statistics import median
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, TypeVar
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.estimators.learned import MOST_MIB, GpuConstant, constants_json
 from slurm_gpumem.estimators.remembered import plain_gpu
 from slurm_gpumem.files import write_atomic
-from slurm_gpumem.site.learn_runs import ContextReport, SiteRun
+from slurm_gpumem.site.learn_runs import SiteRun
 
 LEAST_USERS, LEAST_RUNS, LEAST_MODELS = 3, 10, 5
-_Item = TypeVar("_Item", SiteRun, ContextReport)
 
 
-def constants_from(runs: Iterable[SiteRun], reports: Iterable[ContextReport]) -> Dict[str, GpuConstant]:
-    """By type of GPU: from whole runs where there are enough, else from what jobs report of their context."""
-    found: Dict[str, GpuConstant] = {}
-    for kind, reported in by_kind(reports).items():
-        # What root measured with `gpumem calibrate` is more certain than what users report.
-        calibrated = any(closest_gpu(report.gpu, None).calibrated for report in reported)
-        if not calibrated and len({report.user for report in reported}) >= LEAST_USERS:
-            found[kind] = _constant(reported)
-    for kind, own in by_kind(runs).items():
-        if not shortage(own):
-            found[kind] = _constant(own)
-    return found
+def constants_from(runs: Iterable[SiteRun]) -> Dict[str, GpuConstant]:
+    """By type of GPU, where there are enough runs."""
+    return {kind: _constant(own) for kind, own in by_kind(runs).items() if not shortage(own)}
 
 
-def by_kind(items: Iterable[_Item]) -> Dict[str, List[_Item]]:
-    """Runs or reports by type of GPU."""
-    kinds: Dict[str, List[_Item]] = {}
-    for item in items:
-        kinds.setdefault(plain_gpu(item.gpu), []).append(item)
+def by_kind(runs: Iterable[SiteRun]) -> Dict[str, List[SiteRun]]:
+    """Runs by type of GPU."""
+    kinds: Dict[str, List[SiteRun]] = {}
+    for run in runs:
+        kinds.setdefault(plain_gpu(run.gpu), []).append(run)
     return kinds
 
 
@@ -54,14 +43,14 @@ def shortage(runs: Sequence[SiteRun]) -> str:
     return f"{len(runs)} jobs of {models} models by {users} users"
 
 
-def _constant(items: Sequence[_Item]) -> GpuConstant:
+def _constant(runs: Sequence[SiteRun]) -> GpuConstant:
     own: Dict[str, List[int]] = {}
-    for item in items:
-        own.setdefault(item.user, []).append(item.beyond_mib)
+    for run in runs:
+        own.setdefault(run.user, []).append(run.beyond_mib)
     middle = round(median(median(values) for values in own.values()))
     constant = max(-MOST_MIB, min(MOST_MIB, middle))
     spread = median(median(abs(value - middle) for value in values) for values in own.values())
-    return GpuConstant(constant, round(spread), len(items), len(own))
+    return GpuConstant(constant, round(spread), len(runs), len(own))
 
 
 def write_constants(path: str, constants: Mapping[str, GpuConstant]) -> Optional[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.accounting.record_files import (
     RecordFolder,
@@ -15,7 +15,6 @@ from slurm_gpumem.accounting.record_files import (
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, run_from
 from slurm_gpumem.accounting.types import JUDGED_STATES
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.environment import LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB
 from slurm_gpumem.estimators.types import SITE_SUFFIX
 from slurm_gpumem.formats.comment import sizes_of
 from slurm_gpumem.formats.gpu_names import profile_name
@@ -38,19 +37,6 @@ class SiteRun(NamedTuple):
     """It ran out of memory, failed or was cancelled, and had taken more than its estimate by then."""
 
 
-class ContextReport(NamedTuple):
-    """What one job reports of its CUDA context.
-
-    PyTorch's message about memory that ran out names it; other jobs report what PyTorch reserved, where the
-    site asks for it, and the node measured what the process held.
-    """
-
-    user: str
-    gpu: str
-    beyond_mib: int
-    """The context that it reports, less the one of jobs on such a GPU that say nothing of theirs."""
-
-
 class LearnableRuns(NamedTuple):
     """What the records hold."""
 
@@ -58,14 +44,12 @@ class LearnableRuns(NamedTuple):
     records: int
     left_out: Dict[str, int]
     """Why records were not used, and how many."""
-    reports: Sequence[ContextReport]
 
 
 def read_runs(folders: Iterable[str], progress: Optional[Callable[[int], None]] = None) -> LearnableRuns:
     """Jobs that were estimated and that a node measured; of a job's runs the most informative."""
     left_out: Dict[str, int] = {}
     by_job: Dict[Tuple[str, int, str], SiteRun] = {}
-    reports: List[ContextReport] = []
     records = 0
     for data in _records(folders):
         records += 1
@@ -76,9 +60,6 @@ def read_runs(folders: Iterable[str], progress: Optional[Callable[[int], None]] 
         except BadRecordError as error:
             left_out[str(error)] = left_out.get(str(error), 0) + 1
             continue
-        report = _context_report(record)
-        if report is not None:
-            reports.append(report)
         run = _site_run(record)
         if isinstance(run, str):
             left_out[run] = left_out.get(run, 0) + 1
@@ -89,35 +70,7 @@ def read_runs(folders: Iterable[str], progress: Optional[Callable[[int], None]] 
         # A run that showed its whole need says more than one that only says "more than this".
         if before is None or (before.cut_short, -before.beyond_mib) > (run.cut_short, -run.beyond_mib):
             by_job[job] = run
-    return LearnableRuns(list(by_job.values()), records, left_out, reports)
-
-
-def _context_report(record: JobRecord) -> Optional[ContextReport]:
-    """What the job's owner says of its context, as far as it can be true."""
-    claim, run = record.claimed, run_from(record)
-    reported = _reported_context(record, run.own_peak_mib)
-    assumed = claim.part_sizes.get("context")
-    if reported is None or assumed is None or claim.estimate_mib is None:
-        return None
-    most = min(MOST_CONTEXT_MIB, run.own_peak_mib or 0)
-    if not registry.has_layer(claim.estimator) or run.gpus != 1 or not LEAST_CONTEXT_MIB <= reported <= most:
-        return None
-    base = sizes_of(claim.base)
-    moved = claim.estimate_mib - base[0] if len(base) == 2 else 0
-    return ContextReport(str(record.uid), run.gpu, reported - assumed + moved)
-
-
-def _reported_context(record: JobRecord, peak_mib: Optional[int]) -> Optional[int]:
-    """As PyTorch's message about memory that ran out says, or what was measured less what PyTorch reserved.
-
-    Few jobs load eagerly: what they report says nothing of the others'.
-    """
-    if record.context_mib is not None:
-        return record.context_mib
-    brief = record.measured.samples < LEAST_SAMPLES
-    if record.reserved_mib is None or peak_mib is None or brief or record.loading == "eager":
-        return None
-    return peak_mib - record.reserved_mib
+    return LearnableRuns(list(by_job.values()), records, left_out)
 
 
 def _site_run(record: JobRecord) -> Union[SiteRun, str]:

@@ -15,6 +15,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, U
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
 from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.node_names import expand_names
 
 FIELDS = (
     "JobIDRaw", "User", "Partition", "Submit", "Eligible", "Start", "End", "TimelimitRaw", "NodeList",
@@ -38,8 +39,6 @@ _TIMEOUT_S = 600.0
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)")
 _POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _MIB = 1 << 20
-_MOST_NODES = 100_000
-_RANGE = re.compile(r"([^,\[\]]*)(?:\[([0-9,\-]+)\])?([^,\[\]]*)")
 
 
 class PastJob(NamedTuple):
@@ -164,7 +163,7 @@ def _job(
         start=start,
         end=end,
         limit_s=60.0 * int(limit) if limit.isdigit() else 0.0,
-        nodes=tuple(expand_nodes(row.get("NodeList", ""))),
+        nodes=_nodes(row.get("NodeList", "")),
         gpus=gpus,
         gpu_type=gpu_type,
         gpu_mib=None,
@@ -215,22 +214,9 @@ def _moment(text: str) -> Optional[float]:
         return None
 
 
-def expand_nodes(text: str) -> List[str]:
-    """ "gpu[01-03,7],login1" as its names; nothing of "None assigned"."""
-    if not text or " " in text:
-        return []
-    names: List[str] = []
-    for match in _RANGE.finditer(text):
-        before, numbers, after = match.groups()
-        if numbers is None:
-            names += [before] if before else []
-            continue
-        for part in numbers.split(","):
-            first, _, last = part.partition("-")
-            if not first.isdigit() or not (last or first).isdigit():
-                return []
-            for number in range(int(first), int(last or first) + 1):
-                names.append(f"{before}{number:0{len(first)}}{after}")
-                if len(names) > _MOST_NODES:
-                    return []
-    return names
+def _nodes(text: str) -> Tuple[str, ...]:
+    """Nothing of "None assigned", nor of what is no list of nodes."""
+    try:
+        return () if " " in text else tuple(expand_names(text))
+    except UsageError:
+        return ()

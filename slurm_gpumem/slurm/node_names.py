@@ -37,7 +37,10 @@ def expand_names(text: str) -> List[str]:
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
         names = [""]
         for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", item):
-            names = [name + end for name in names for end in ([plain] if plain else _numbers(inside))]
+            ends = [plain] if plain else _numbers(inside)
+            if len(names) * len(ends) > _MOST_NODES:
+                raise UsageError(f"{text}: more than {_MOST_NODES:,} nodes")
+            names = [name + end for name in names for end in ends]
         found += names
     return found
 

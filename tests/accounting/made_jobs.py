@@ -19,7 +19,6 @@ from slurm_gpumem.accounting.types import (
     JobDetail,
     JobRow,
     JobTotals,
-    Waster,
 )
 from slurm_gpumem.report.html.types import PageSource
 
@@ -268,18 +267,11 @@ def source(
     def day(row: JobRow) -> str:
         return time.strftime("%Y-%m-%d", time.localtime(row.start))
 
-    wasted = [
-        Waster(one.group, one.jobs, one.granted_mib_s, one.granted_mib_s - one.peak_mib_s, 4711)
-        for one in by(rows, lambda row: row.user)
-    ]
     return PageSource(
         rows=rows,
         total=summary(rows),
-        by_user=by(rows, lambda row: row.user),
-        by_model=by(rows, lambda row: row.model),
-        by_gpu=by(rows, lambda row: row.gpu),
+        users=[one.group for one in by(rows, lambda row: row.user)],
         by_day=sorted(by(rows, day), key=lambda one: one.group),
-        wasters=sorted(wasted, key=lambda one: -one.wasted_mib_s)[:5],
         freshness=Freshness(len(rows), 2, {"torn": 2}, START, "", True),
         detail=detail if curves else None,
         title=title,

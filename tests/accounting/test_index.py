@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, Dict, List
@@ -193,76 +189,6 @@ def test_a_damaged_or_older_index_is_made_anew(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     with opened(tmp_path) as store:
         assert store.freshness.records == 1
-
-
-def test_many_files_are_read_by_several_processes_with_the_same_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for table in drawn_records(40):
-        write(tmp_path / "spool", table)
-    alone = answers(tmp_path)
-    (site(tmp_path).own_index / NAME).unlink()
-    monkeypatch.setattr(gather, "_MANY", 10)
-    monkeypatch.setattr(gather, "_BATCH", 7)
-    assert same(alone, answers(tmp_path))
-
-
-READ_MANY = """\
-import os
-import sys
-from pathlib import Path
-from slurm_gpumem.accounting import gather, rows
-from slurm_gpumem.accounting.store import open_store
-from slurm_gpumem.config.accounting import AccountingConfig
-
-root = Path(sys.argv[1])
-gather._MANY, gather._BATCH = 10, 7
-forks = []
-os.register_at_fork(after_in_parent=lambda: forks.append(1))
-if "upgrade" in sys.argv:
-    with open(rows.__file__, "a") as file:
-        file.write("def run_from(record, *, shard_mib): raise BadRecordError('of another version')\\n")
-site = AccountingConfig(root / "spool", root / "spool", root / "site-index", root / "index")
-with open_store(config=site, join=False) as store:
-    print(store.freshness.records, dict(store.freshness.bad_reasons), len(forks) > 1)
-"""
-
-
-@pytest.mark.parametrize("how", ["upgrade", "script"])
-def test_many_files_are_read_by_the_code_that_asked_for_them(tmp_path: Path, how: str) -> None:
-    """Whether the package is replaced meanwhile, or a script without a main guard asked."""
-    package = Path(gather.__file__).parents[1]
-    ignored = shutil.ignore_patterns("__pycache__", "lab", "models", "docs")
-    shutil.copytree(package, tmp_path / "code" / "slurm_gpumem", ignore=ignored, symlinks=True)
-    for number in range(30):
-        write(tmp_path / "spool", record(number))
-    script = tmp_path / "script.py"
-    script.write_text(READ_MANY)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "code"), "XDG_CACHE_HOME": str(tmp_path)}
-    argv = [sys.executable, str(script), str(tmp_path), how]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.stdout, done.stderr) == ("30 {} True\n", "")
-
-
-def test_where_other_threads_run_many_files_are_read_by_this_process_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(30):
-        write(tmp_path / "spool", record(number))
-    monkeypatch.setattr(gather, "_MANY", 10)
-    readers: List[int] = []
-    load = gather.load_files
-    monkeypatch.setattr(gather, "load_files", lambda *args: readers.append(os.getpid()) or load(*args))
-    over = threading.Event()
-    other = threading.Thread(target=over.wait)
-    other.start()
-    try:
-        with opened(tmp_path) as store:
-            assert store.freshness.records == 30
-    finally:
-        over.set()
-        other.join()
-    assert readers == [os.getpid()]
 
 
 def test_progress_goes_up_to_the_end(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.accounting.sums import months_within, percentiles
+from slurm_gpumem.accounting.sums import percentiles
 from slurm_gpumem.accounting.types import GROUPS, Filters
 from slurm_gpumem.report.job import job_lines
 from tests.accounting.job_records import DAY, NOON, UUID, opened, record, write
@@ -188,12 +188,6 @@ def test_wasters_are_those_who_keep_the_most_from_others(tmp_path: Path) -> None
 def test_percentiles_of_counts_are_those_of_the_values() -> None:
     assert percentiles([(10, 1), (20, 2), (900, 1)], (0.5, 0.75, 0.95)) == (0.02, 0.02, 0.9)
     assert percentiles([], (0.5,)) == (None,)
-
-
-def test_whole_months_are_those_between() -> None:
-    first, last = months_within(NOON, NOON + 70 * DAY) or (0, 0)
-    assert last - first == 0
-    assert months_within(NOON, NOON + 10 * DAY) is None
 
 
 def test_runs_that_failed_are_no_exclusive_time(tmp_path: Path) -> None:

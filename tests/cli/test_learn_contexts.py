@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from statistics import median
@@ -76,111 +75,6 @@ def test_what_jobs_said_of_their_pytorch_does_not_confuse_the_constant(site: Sit
         )
     assert site.learn().returncode == 0
     assert site.constants["a100"].mib == pytest.approx(-1205, abs=1)
-
-
-def report(site: Site, uid: int, context: int, gpu: str = A100, **more: Any) -> None:
-    """A job that ran out of memory, whose log said what it held outside PyTorch's allocator."""
-    parts = {"parts": "100+100+200+3000+100+100+1727", **more}
-    site.record(7, 5327, 6000, 6000, state="OOM", uid=uid, gpu=gpu, context=context, **parts)
-
-
-def test_three_users_reports_of_their_context_count_for_a_type_without_runs(site: Site) -> None:
-    for uid, context in ((1, 520), (2, 530), (3, 522)):
-        report(site, uid, context)
-    done = site.learn()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a100: -1,205 MiB (3 jobs of 3 users, half of them within 2 MiB)" in done.stdout
-    assert list(site.constants) == ["a100"]
-    assert text().parts["context"] == 522
-    # The same again is nothing new.
-    assert site.learn().returncode == 1
-
-
-def test_two_users_reports_count_for_nobody_however_many_they_are(site: Site) -> None:
-    for number in range(100):
-        report(site, number % 2, 522)
-    assert site.learn().returncode == 1
-    assert not site.learned.exists()
-
-
-def test_a_report_of_one_liar_moves_nobody_and_what_cannot_be_true_is_left_out(site: Site) -> None:
-    for uid, context in ((1, 520), (2, 530), (3, 522)):
-        report(site, uid, context)
-    for number in range(300):
-        report(site, 666, 4000 if number % 2 else 64)
-        # More than the whole process had, more than any context, less than any; words that are no sizes.
-        report(site, 700 + number, 7000)
-        report(site, 1700 + number, 63)
-        report(site, 2700 + number, 522, parts="1+2")
-        report(site, 3700 + number, 522, parts="x" * 500)
-    done = site.learn("--json")
-    (constant,) = json.loads(done.stdout)["gpus"].values()
-    assert (constant["mib"], constant["users"]) == (pytest.approx(-1205, abs=10), 4)
-
-
-def reserved(site: Site, uid: int, reserved_mib: int, took: int = 5000, **more: Any) -> None:
-    """A job that ended well, whose process reported what PyTorch had reserved of what the node measured."""
-    parts = {"parts": "100+100+200+3000+100+100+1727", **more}
-    site.record(7, 5327, 6000, took, uid=uid, reserved=reserved_mib, **parts)
-
-
-def test_three_users_whose_jobs_ended_well_teach_the_context_too(site: Site) -> None:
-    for uid, context in ((1, 520), (2, 530), (3, 522)):
-        reserved(site, uid, 5000 - context)
-    done = site.learn()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a100: -1,205 MiB (3 jobs of 3 users, half of them within 2 MiB)" in done.stdout
-    assert text().parts["context"] == 522
-
-
-def test_two_users_whose_jobs_ended_well_count_for_nobody_however_many_they_are(site: Site) -> None:
-    for number in range(100):
-        reserved(site, number % 2, 4478)
-    assert site.learn().returncode == 1
-    assert not site.learned.exists()
-
-
-@pytest.mark.parametrize("forged", [5000 - 64, 5000 - 4000, 4478 - 700, 4999, 1, 90_000, 0])
-def test_600_forged_reports_of_one_user_move_no_request_by_5_percent(site: Site, forged: int) -> None:
-    for uid, context in ((1, 520), (2, 530), (3, 522), (4, 518)):
-        reserved(site, uid, 5000 - context)
-    assert site.learn().returncode == 0
-    before = {batch: _request(batch) for batch in (1, 32, 256)}
-    for _ in range(600):
-        reserved(site, 666, forged)
-    site.learn()
-    for batch, request in before.items():
-        assert _request(batch) == pytest.approx(request, rel=0.05)
-
-
-def _request(batch: int) -> int:
-    return estimate(SUMMARY, batch_size=batch, gpu="a100", estimator="corrected+site").request_mib
-
-
-@pytest.mark.parametrize("more", [{"loading": "eager"}, {"samples": 1}, {"parts": "1+2"}, {"took": 4400}])
-def test_jobs_that_load_eagerly_or_were_hardly_measured_teach_nobody(
-    site: Site, more: Dict[str, Any]
-) -> None:
-    for uid in (1, 2, 3):
-        reserved(site, uid, 4478, **more)
-    assert site.learn().returncode == 1
-
-
-def test_what_root_calibrated_goes_before_every_report(site: Site) -> None:
-    entry = '["nvidia a100-sxm4-40gb"]\nmemory_mib = 40960\ncontext_mib = 600\nmeasured = true\n'
-    (site.config.parent / "gpumem-gpus.toml").write_text(entry.replace("nvidia a100-sxm4-40gb", "a100"))
-    for uid in (1, 2, 3):
-        report(site, uid, 522)
-    assert site.learn().returncode == 1
-    assert text().parts["context"] == 600
-
-
-def test_runs_go_before_reports(site: Site) -> None:
-    run_on_a_lazy_a100(site)
-    for uid in (1, 2, 3):
-        report(site, uid, 1900)
-    assert site.learn().returncode == 0
-    assert site.constants["a100"].mib == pytest.approx(-1205, abs=60)
 
 
 @pytest.mark.parametrize(("by", "spread", "most"), [("corrected", 0.031, 0.04), ("trace", 0.017, 0.025)])

@@ -96,14 +96,3 @@ def test_generated_jobs_are_written_as_a_trace_that_can_be_played(
     assert main(["simulate", "--generate", "50", "--gpus", "2x8xa100-40gb", "--write", str(path)]) == 0
     assert main(["simulate", str(path), "--gpus", "2x8xa100-40gb", "--estimator", "text"]) == 0
     assert "50 jobs on 16 × a100" in capsys.readouterr().out
-
-
-def test_the_page_shows_every_gpu_over_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jinja2")
-    page = tmp_path / "out.html"
-    assert main(["simulate", _trace(tmp_path), "--gpus", "3xa100-40gb", "--html", str(page)]) == 0
-    text = page.read_text()
-    assert text.count("<svg") == 2
-    assert text.count(">GPU 2<") == 2
-    assert "Content-Security-Policy" in text
-    assert main(["simulate", _trace(tmp_path), "--html", str(tmp_path / "no" / "out.html")]) == 2

@@ -11,11 +11,7 @@ import pytest
 
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.report.html.what_if import drawing
-from slurm_gpumem.simulation.policies import SLOWDOWN
-from slurm_gpumem.simulation.pools import find_pools
-from slurm_gpumem.simulation.what_if import Sharing, what_if
-from slurm_gpumem.slurm.history import FIELDS, parse_history
+from slurm_gpumem.slurm.history import FIELDS
 from tests.support.waiting import until
 
 
@@ -99,26 +95,6 @@ def test_sharing_shortens_the_queue_of_a_busy_site_and_its_figures_agree(
     assert ways["whole GPUs"]["waiting_h"] == pytest.approx(found["recorded_wait_h"], rel=0.25)
     assert sum(row["jobs"] for row in found["partitions"]) == 300
     assert all(row["name"].startswith("user ") for row in found["by_user"])
-
-
-def test_the_page_has_the_figures_and_no_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("jinja2")
-    page = tmp_path / "out.html"
-    assert main(["what-if", "--from", _file(tmp_path, known=False), "--html", str(page)]) == 0
-    text = page.read_text()
-    assert "Content-Security-Policy" in text
-    assert "GPU-hours with a job on the GPU" in text
-    assert "secret" not in text
-    assert "vip" not in text
-
-
-def test_the_picture_of_the_page_is_that_of_the_example() -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    with open(docs / "examples" / "sacct.txt") as file:
-        history = parse_history(file, "example")
-    sharing = Sharing("mps", "pack", SLOWDOWN)
-    found = what_if(find_pools(history.jobs), {}, sharing, history.left_out)
-    assert drawing(found).strip() == (docs / "what-if.svg").read_text().strip()
 
 
 @pytest.mark.parametrize(

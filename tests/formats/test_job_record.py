@@ -85,7 +85,6 @@ FULL = JobRecord(
     state="FAILED",
     hints=("near-limit", "neighbour-fault"),
     verdict="oom",
-    context_mib=522,
     notes=("sampler was restarted; means are of its last run",),
 )
 BARE = JobRecord(job_id=1, restarts=0, uid=1000, node="n1", start=1.0)

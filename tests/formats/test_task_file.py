@@ -20,7 +20,6 @@ TASK = TaskFile(
     claim_mib=8704,
     record=True,
     end_line=False,
-    reports=("/opt/gpumem/injected", "/tmp"),
     gpus=(TaskGpu(0, "GPU-aa", "/run/gpumem/mps/GPU-aa/1000/pipe", 40_960), TaskGpu(1, "GPU-bb", "/p", 0)),
 )
 
@@ -35,7 +34,6 @@ def test_it_is_a_line_of_plain_words_for_each_fact() -> None:
         "threads no",
         "claim_mib 8704",
         "record yes",
-        "reports /opt/gpumem/injected /tmp",
         "gpu 0 GPU-aa /run/gpumem/mps/GPU-aa/1000/pipe 40960",
         "gpu 1 GPU-bb /p 0",
     ]

@@ -43,9 +43,9 @@ def test_links_lead_to_the_repository_where_its_address_is_given() -> None:
 
 
 def test_pictures_lead_to_the_repository_or_are_left_out() -> None:
-    page = "![a chart](docs/what-if.svg)"
+    page = "![a chart](docs/sharing.svg)"
     assert _pypi_readme().standalone(page) == ""
-    assert _pypi_readme().standalone(page, "https://a.b") == "![a chart](https://a.b/docs/what-if.svg)"
+    assert _pypi_readme().standalone(page, "https://a.b") == "![a chart](https://a.b/docs/sharing.svg)"
 
 
 def test_the_metadata_names_licence_and_supported_pythons() -> None:

@@ -53,7 +53,6 @@ def _covers(pattern: str, name: str) -> bool:
 def test_every_file_is_in_exactly_one_debian_package(staged: Path) -> None:
     lists = _debian_lists()
     for name in _files(staged):
-        # Debian's folder for zsh has another name; the list names what is above both.
         found = [package for package, entries in lists.items() if any(_covers(e, name) for e in entries)]
         assert len(found) == 1, f"{name}: {found}"
 

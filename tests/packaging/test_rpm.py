@@ -138,7 +138,7 @@ def test_upgrades_keep_edited_settings_and_removal_leaves_nothing(tmp_path: Path
     slurm_conf.unlink()
     _rpm(root, "--erase", *(f"slurm-gpumem-{name}" for name in ("node", "controller", "client")))
     (root / "etc/slurm/gpumem/hooks.conf.rpmsave").unlink()
-    # Folders such as zsh/site-functions belong to packages that an EL has and this tree has not.
+    # Folders such as bash-completion/completions belong to packages that an EL has and this tree has not.
     left = {name for name in tree.files() - files if not (root / name).is_dir()}
     assert {name for name in left if not name.startswith("var/lib/rpm")} == set()
     assert not (root / "usr/lib/python3.9/site-packages/slurm_gpumem").exists()

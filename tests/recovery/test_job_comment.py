@@ -15,9 +15,9 @@ RECORD = "gpumem/1:est=11000,req=12288,by=structural,shards=12,oom=requeue"
 
 def test_the_users_text_and_the_record_stay() -> None:
     before = parse_comment(f"my own  words {RECORD}")
-    end = End(0, "oom", "torch", 14210, 522)
+    end = End(0, "oom", "torch", 14210)
     comment = with_end(before, end)
-    assert comment == f"my own  words {RECORD} gpumem-end/1:run=0,saw=oom,by=torch,need=14210,ctx=522"
+    assert comment == f"my own  words {RECORD} gpumem-end/1:run=0,saw=oom,by=torch,need=14210"
     again = parse_comment(comment)
     assert (again.own, again.end, again.record) == (before.own, end, before.record)
 

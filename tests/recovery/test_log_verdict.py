@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Optional
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,27 +41,6 @@ def test_no_line_makes_it_slow(line: str) -> None:
 
 def test_what_was_held_and_asked_for_is_read_from_pytorchs_own_words() -> None:
     assert judge_log(TORCH.format("2.00", "10.80")).need_mib == 13107
-
-
-@pytest.mark.parametrize(
-    ("held", "allocated", "unallocated", "context"),
-    [
-        ("15.98 GiB", "14.71 GiB", "318.02 MiB", 982),
-        ("900.00 MiB", "300.50 MiB", "77.50 MiB", 522),
-        # As PyTorch prints it under an MPS limit.
-        ("17179869183.95 GiB", "1.25 GiB", "3.00 MiB", None),
-        ("1.00 GiB", "2.00 GiB", "0 bytes", None),
-        (f"{'9' * 400} GiB", "2.00 GiB", "0 bytes", None),
-        (f"{'9' * 400} GiB", f"{'9' * 400} GiB", "1.2.3 GiB", None),
-    ],
-)
-def test_what_the_process_held_outside_the_allocator_is_read_from_pytorchs_own_words(
-    held: str, allocated: str, unallocated: str, context: Optional[int]
-) -> None:
-    own = f" Of the allocated memory {allocated} is allocated by PyTorch, and {unallocated} is reserved by "
-    line = TORCH.format("2.00", "X").replace("X GiB", held) + own + "PyTorch but unallocated. If reserved"
-    assert judge_log(line).context_mib == context
-    assert judge_log(TORCH.format("2.00", "10.80")).context_mib is None
 
 
 def test_a_forged_line_does_not_stand_against_a_measurement() -> None:

@@ -135,12 +135,6 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "mps-one-gpu",
         "gres/shard there",
     ),
-    "a limit by the driver, which nobody has tried": (
-        replace(HEALTHY, tables={**HEALTHY.tables, "node": {"driver_limit": True}}),
-        Severity.NOTE,
-        "driver-limit",
-        "try it on one node",
-    ),
     "an unknown MIG profile": (
         node(Gres="gpu:a100:4,gpu:5g.99gb:1,shard:a100:160"),
         Severity.WARNING,
@@ -394,12 +388,6 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.CRITICAL,
         "hook-unset",
         "TaskProlog=",
-    ),
-    "reports without a TaskEpilog": (
-        replace(HEALTHY, tables={**HEALTHY.tables, "node": {"job_reports": "/tmp"}}),
-        Severity.WARNING,
-        "reports-lost",
-        "job_reports",
     ),
     "hook not seen": (
         replace(HEALTHY, hooks_unseen=("Prolog=/x/prolog.sh",)),

@@ -17,8 +17,8 @@ from slurm_gpumem.slurm.history import (
     NO_TIME,
     NOT_ENDED,
     UNREADABLE,
+    _nodes,
     ask_history,
-    expand_nodes,
     history_command,
     parse_history,
 )
@@ -147,7 +147,7 @@ def test_the_command_asks_for_everybody_and_its_answer_is_read() -> None:
     ],
 )
 def test_node_lists_are_expanded(text: str, names: list[str]) -> None:
-    assert expand_nodes(text) == names
+    assert list(_nodes(text)) == names
 
 
 @given(st.lists(st.text(alphabet="|0123456789=,./abgpu\\x", max_size=120), max_size=8))

@@ -73,10 +73,6 @@ class Site:
             "notes": [],
             "events": [],
             "met": [],
-            "context_mib": more.get("context"),
-            "reserved_mib": more.get("reserved"),
-            "torch": "2.6.0+cu124" if "reserved" in more else None,
-            "loading": more.get("loading"),
         }
         name = f"{table['job_id']}.{table['restarts']}.n1.json"
         (self.spool / name).write_text(json.dumps(table))

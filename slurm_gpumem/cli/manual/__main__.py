@@ -1,7 +1,4 @@
-"""`python -m slurm_gpumem.cli.manual DIR`: write man pages and completions below ~/.local/share or the like.
-
-With --zsh, zsh's functions go into another folder below it: Debian's is zsh/vendor-completions.
-"""
+"""`python -m slurm_gpumem.cli.manual DIR`: write man pages and completion below DIR, like ~/.local/share."""
 
 from __future__ import annotations
 
@@ -22,18 +19,17 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Entry point."""
     parser = Parser(prog="python -m slurm_gpumem.cli.manual", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="such as ~/.local/share or /usr/share")
-    parser.add_argument("--zsh", default="zsh/site-functions", metavar="DIR", help="default: %(default)s")
     args = parser.parse_args(argv)
     # Packages that are built twice from the same sources are the same.
     made = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-    for name, text in manual_files(made, args.zsh).items():
+    for name, text in manual_files(made).items():
         path = args.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return 0
 
 
-def manual_files(made: float, zsh_folder: str = "zsh/site-functions") -> Dict[str, str]:
+def manual_files(made: float) -> Dict[str, str]:
     """Every file by its path below the folder of shared data."""
     files = {
         f"man/man5/{CONFIG_PAGE}.5": config_page(made),
@@ -48,8 +44,6 @@ def manual_files(made: float, zsh_folder: str = "zsh/site-functions") -> Dict[st
             files[f"man/man1/{page.name}.1"] = command_page(page, made, others)
         name = program.name
         files[f"bash-completion/completions/{name}"] = shells.bash(program, values)
-        files[f"{zsh_folder}/_{name}"] = shells.zsh(program, values)
-        files[f"fish/vendor_completions.d/{name}.fish"] = shells.fish(program, values)
     return files
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, Tuple
 
 from slurm_gpumem.accounting.types import JobTotals
 from slurm_gpumem.report.html.types import Gathered, PageSource
-from slurm_gpumem.text import clipped, count
+from slurm_gpumem.text import count
 from slurm_gpumem.units import energy, hours, percent
 
 
@@ -67,27 +67,6 @@ def facts(source: PageSource, gathered: Gathered) -> Dict[str, str]:
         "about-errors": f"Median error {percent(errors['median'], sign=True) or 'unknown'}; "
         f"{total.under_estimate:,} of {total.estimated:,} estimates were below the peak.",
     }
-
-
-class Kept(NamedTuple):
-    """A line of the list of those who keep the most memory from others."""
-
-    user: str
-    unused: str
-    jobs: str
-
-
-def wasters(source: PageSource) -> List[Kept]:
-    """Who keeps the most memory from others."""
-    lines = []
-    for one in source.wasters:
-        unused = f"{one.wasted_mib_s / 1024 / 3600:,.1f} GiB-hours unused"
-        if one.granted_mib_s:
-            unused += f", {percent(one.wasted_mib_s / one.granted_mib_s)} of what was granted"
-        jobs = f"in {count(one.jobs, 'job')}"
-        jobs += f"; most by job {one.worst_name or one.worst_job}" if one.worst_job is not None else ""
-        lines.append(Kept(clipped(one.user, 64), unused, jobs))
-    return lines
 
 
 def notes(source: PageSource) -> List[str]:

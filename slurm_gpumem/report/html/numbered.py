@@ -18,7 +18,7 @@ def numbered(source: PageSource) -> PageSource:
     def number(user: str) -> str:
         return numbers.setdefault(user, f"user {len(numbers) + 1}")
 
-    by_user = [one._replace(group=number(one.group)) for one in source.by_user]
+    for user in source.users:
+        number(user)
     rows = (row._replace(user=number(row.user), job_name="") for row in source.rows)
-    wasters = [one._replace(user=number(one.user), worst_job=None, worst_name="") for one in source.wasters]
-    return replace(source, rows=rows, by_user=by_user, wasters=wasters, names=False)
+    return replace(source, rows=rows, names=False)

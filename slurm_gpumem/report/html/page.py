@@ -1,4 +1,4 @@
-"""`gpumem report --html`: one page with charts and tables, which needs nothing but a browser.
+"""`gpumem report --html`: one page with figures and charts, which needs nothing but a browser.
 
 The pieces are in `assets/`. All data goes in as escaped text or as JSON that no browser runs, and the page
 forbids itself every script but its own and every connection (its content security policy).
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from slurm_gpumem import __version__
-from slurm_gpumem.report.html.figures import facts, notes, tiles, wasters
+from slurm_gpumem.report.html.figures import facts, notes, tiles
 from slurm_gpumem.report.html.gather import gather
 from slurm_gpumem.report.html.render import asset, hashed, render
-from slurm_gpumem.report.html.tables import Table, group_table, job_table
 from slurm_gpumem.report.html.timeline import timeline
 from slurm_gpumem.report.html.types import Gathered, PageSource
 from slurm_gpumem.text import clipped, count
@@ -25,7 +24,7 @@ def page(source: PageSource) -> str:
     """The whole page as text."""
     now = source.made_at or time.time()
     gathered = gather(source, now)
-    script = asset("base.js", "charts.js", "timeline.js", "tables.js")
+    script = asset("base.js", "charts.js", "timeline.js", "draw.js")
     style = asset("page.css")
     return render(
         "page.html",
@@ -34,13 +33,9 @@ def page(source: PageSource) -> str:
         style=style,
         script=script,
         title=clipped(source.title or _title(source, gathered), 120),
-        personal=gathered.personal,
         about=_about(source, gathered),
         tiles=tiles(source.total),
         facts=facts(source, gathered),
-        groups=_groups(source),
-        wasters=[] if source.personal else wasters(source),
-        jobs=job_table(gathered.listed, gathered.listed_why),
         notes=notes(source),
         version=__version__,
         made=f"{minute(now)} {time.strftime('%Z', time.localtime(now))}",
@@ -78,13 +73,3 @@ def _about(source: PageSource, gathered: Gathered) -> str:
     if source.selection:
         words.append(clipped(source.selection, 200))
     return " · ".join(words)
-
-
-def _groups(source: PageSource) -> List[Table]:
-    groups = (
-        ("users", "User", source.by_user),
-        ("models", "Model", source.by_model),
-        ("gpus", "GPU", source.by_gpu),
-    )
-    # One model or GPU alone is described by the figures at the top.
-    return [group_table(name, head, found) for name, head, found in groups if len(found) > 1]

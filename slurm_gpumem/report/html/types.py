@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.types import Freshness, JobDetail, JobRow, JobTotals, Waster
-from slurm_gpumem.report.html.personal import Personal
+from slurm_gpumem.accounting.types import Freshness, JobDetail, JobRow, JobTotals
 
 
 @dataclass(frozen=True)
@@ -16,11 +15,9 @@ class PageSource:
     rows: Iterable[JobRow]
     """Oldest end first, running jobs last; read once."""
     total: JobTotals
-    by_user: Sequence[JobTotals] = ()
-    by_model: Sequence[JobTotals] = ()
-    by_gpu: Sequence[JobTotals] = ()
+    users: Sequence[str] = ()
+    """By their GPU-hours, most first."""
     by_day: Sequence[JobTotals] = ()
-    wasters: Sequence[Waster] = ()
     freshness: Optional[Freshness] = None
     detail: Optional[Callable[[JobRow], JobDetail]] = None
     """One job in depth: its runs and curves; without it the timeline shows one block per job."""
@@ -30,8 +27,7 @@ class PageSource:
     """Which jobs, in words: "user usr1, since 2026-11-01"."""
     made_at: float = 0.0
     personal: bool = False
-    """One user's own page: advice, sweeps, what sharing cost and gained, and no other user."""
-    shard_mib: int = 1024
+    """One user's own page."""
     names: bool = True
     """Whether users stand in it by their names."""
 
@@ -69,13 +65,4 @@ class Gathered:
     occupancy: Optional[Dict[str, Any]]
     """Every GPU over the whole period; None where the timeline shows that already."""
     recent: Tuple[JobRow, ...]
-    """The last jobs to end, for the timeline and the table."""
-    listed: Tuple[JobRow, ...]
-    """Jobs for the table: the recent ones and those worth a look."""
-    listed_why: str
-    """Empty when all are listed; else how they were chosen."""
-    personal: Optional[Personal] = None
-
-
-Json = Dict[str, Any]
-Numbers = List[float]
+    """The last jobs to end, for the timeline."""

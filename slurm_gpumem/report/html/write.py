@@ -18,8 +18,6 @@ from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import minute
 
-_WASTERS = 10
-
 
 def write_html(store: Store, filters: Filters, output: str, *, names: bool) -> int:
     """Make the page; "-" is standard output. One user's is theirs; on all others' users are numbered."""
@@ -51,17 +49,13 @@ def _source(store: Store, filters: Filters, bar: ProgressBar) -> PageSource:
     return PageSource(
         rows=rows(),
         total=total,
-        by_user=store.summary_by("user", filters),
-        by_model=store.summary_by("model", filters),
-        by_gpu=store.summary_by("gpu", filters),
+        users=[one.group for one in store.summary_by("user", filters)],
         by_day=store.summary_by("day", filters),
-        wasters=store.wasters(filters, limit=_WASTERS),
         freshness=store.freshness,
         detail=store.detail,
         selection=in_words(filters),
         made_at=time.time(),
         personal=not store.freshness.everybody or len(filters.users) == 1,
-        shard_mib=store.config.shard_mib,
     )
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.accounting.types import WHOLE, Device, Freshness, JobTotals
 from slurm_gpumem.report.html.accuracy import MOST_OUTSTANDING, MOST_POINTS, Scatter
-from slurm_gpumem.report.html.gather import MOST_LISTED
 from slurm_gpumem.report.html.page import page
 from slurm_gpumem.report.html.types import PageSource
 from tests.accounting.made_jobs import START, detail, job, made_jobs, observed, source, summary
@@ -220,7 +219,6 @@ def test_a_hundred_thousand_jobs_give_a_page_of_bounded_size_that_says_so() -> N
     assert sum(n for _, _, n in data["scatter"]["cells"]) == 100_000
     assert not data["timeline"]["complete"]
     assert len(data["occupancy"]["rows"]) > 12
-    assert f"of 100,000 jobs: the {MOST_LISTED:,} that ended last" in text
 
 
 def test_up_to_some_thousand_jobs_each_is_a_point() -> None:
