@@ -23,6 +23,7 @@ class NodeConfig(NamedTuple):
     limits: bool = _default("limits")
     limit_key: str = _default("limit_key")
     thread_percentage: bool = _default("thread_percentage")
+    driver_limit: bool = _default("driver_limit")
     spool: Path = _default("spool")
     source: str = _default("source")
     ledger: Optional[Path] = _default("ledger")

@@ -203,6 +203,13 @@ NODE = Section(
             False,
             "also set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, by the job's part of the GPU",
         ),
+        Key(
+            "driver_limit",
+            SWITCH,
+            False,
+            "also have the driver limit each job's cgroup to its shards (driver 615 or later, cgroup v2; "
+            "built from NVIDIA's documentation, not run on hardware)",
+        ),
         Key("spool", PATH, "/var/spool/gpumem", "where job records go; may be on a shared file system"),
         Key(
             "source",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from ctypes import Structure, byref, c_char, c_double, c_uint, c_ulonglong, c_void_p
+import os
+from ctypes import Structure, byref, c_char, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.units import MIB
@@ -18,6 +19,14 @@ LIBRARY = "libnvidia-ml.so.1"
 
 _SUCCESS, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND = 0, 3, 4, 6
 _INSUFFICIENT_SIZE, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 7, 10, 13, 15
+_NO_MEMORY_LIMIT = 0xFFFFFFFFFFFFFFFF
+"""NVML_DEVICE_MEMORY_LIMIT_MAX."""
+WHY_NO_LIMIT = {
+    _NOT_SUPPORTED: "the driver does not support it here (MIG, or its memory accounting is off)",
+    _NO_PERMISSION: "only root may",
+    _NOT_FOUND: "the cgroup has no dmem files",
+    _FUNCTION_NOT_FOUND: "this driver has no such limit, 615 and later have",
+}
 _ABSENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _FUNCTION_NOT_FOUND)
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 """NVML_VALUE_NOT_AVAILABLE: in usedGpuMemory when the driver does not know (some containers, vGPU)."""
@@ -80,6 +89,21 @@ class _EventData(Structure):
         ("data", c_ulonglong),
         ("gpu_instance", c_uint),
         ("compute", c_uint),
+    ]
+
+
+class _SetMemoryLimits(Structure):
+    # nvmlSetMemoryLimits_v1_t; `cgroup` is its nameSpace.
+    _fields_ = [("cgroup", c_char_p), ("soft", c_ulonglong), ("hard", c_ulonglong)]
+
+
+class _GetMemoryLimits(Structure):
+    # nvmlGetMemoryLimits_v1_t
+    _fields_ = [
+        ("cgroup", c_char_p),
+        ("soft", c_ulonglong),
+        ("hard", c_ulonglong),
+        ("used", c_ulonglong),
     ]
 
 
@@ -253,6 +277,22 @@ class Nvml:
             if stats.max_memory != _NOT_AVAILABLE:
                 peaks[pid] = (stats.max_memory / MIB, stats.start_us / 1e6, stats.time_ms / 1000)
         return peaks
+
+    def limit_memory(self, uuid: str, cgroup: str, mib: Optional[int]) -> None:
+        """Bound what all processes of a cgroup (its full path, version 2) hold of a GPU; None: no bound.
+
+        For root, from driver 615 on; NvmlError says why not. The soft limit stays 0: it would reserve memory
+        in the cgroups above, for good if Slurm removes the job's first, and let MPS end clients beyond it.
+        """
+        hard = _NO_MEMORY_LIMIT if mib is None else mib * MIB
+        limits = _SetMemoryLimits(os.fsencode(cgroup), 0, hard)
+        self._call("nvmlDeviceSetMemoryLimits_v1", self._handle(uuid), byref(limits))
+
+    def memory_limit_mib(self, uuid: str, cgroup: str) -> Optional[float]:
+        """That bound as the driver has it, which may have rounded it; None when there is none."""
+        limits = _GetMemoryLimits(os.fsencode(cgroup), 0, 0, 0)
+        self._call("nvmlDeviceGetMemoryLimits_v1", self._handle(uuid), byref(limits))
+        return None if limits.hard == _NO_MEMORY_LIMIT else limits.hard / MIB
 
     def watch_xids(self, uuids: List[str]) -> None:
         """Subscribe to the driver's Xid errors; without support there will be none."""

@@ -27,6 +27,7 @@ from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.alone import Alone, claimed_alone, trains
 from slurm_gpumem.node.cpu_clock import CpuClock
+from slurm_gpumem.node.driver_limit import DriverLimits
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.ends import EndServer, Exits
 from slurm_gpumem.node.enforcer import Enforcer
@@ -74,6 +75,7 @@ class Sampler:
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
         self._cpu_clock = CpuClock()
+        self._driver_limits = DriverLimits(folder.root, self.problems)
         self._clocked = float("-inf")
         self._end_notes = EndNotes(folder, config)
         self._own_live = OwnLiveFiles(folder)
@@ -104,6 +106,8 @@ class Sampler:
         here = self.roster.refresh()
         if self.roster.ask_slurm(here):
             here = self.roster.refresh()
+        if self.config.driver_limit and self.config.limits:
+            self._driver_limits.keep(here, self.roster.usage)
         sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
         uids = {job.job_id: job.uid for job in here.values()}
         gpus: Dict[str, LiveGpu] = {}

@@ -233,6 +233,18 @@ def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
             )
 
 
+def driver_limit_is_untried(now: Snapshot) -> Iterator[Finding]:
+    """What was never run on hardware is said to be so, wherever a site turns it on."""
+    if node_config_from(now.tables, "").driver_limit:
+        yield Finding(
+            Severity.NOTE,
+            "driver-limit",
+            "[node] driver_limit is on: the driver limits the GPU memory of each job's cgroup",
+            "it was built from NVIDIA's documentation and never run on hardware",
+            "try it on one node first (gpumem docs sharing-modes says what to look at)",
+        )
+
+
 def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
     """A value of gpumem.toml that is none stops gpusbatch, and hooks use the default."""
     for problem in now.problems:

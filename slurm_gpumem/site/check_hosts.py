@@ -89,6 +89,11 @@ FAULTS: Mapping[str, Fault] = {
         "a job that ends may take its neighbours at the same MPS server along",
         "install gcc and run build_end.sh beside the hooks, or copy the library from a node that has one",
     ),
+    "no-driver-limit": Fault(
+        Severity.WARNING,
+        "node.driver_limit is on, and jobs there have no such limit: MPS's own is all there is",
+        "driver 615 or later and cgroup version 2, or node.driver_limit = false",
+    ),
     "no-driver": Fault(
         Severity.CRITICAL, "no job is measured or fenced", "install NVIDIA's driver (nvidia-smi must answer)"
     ),

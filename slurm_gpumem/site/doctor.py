@@ -55,6 +55,7 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.site_file_is_right,
     check_hooks.prolog_runs_at_allocation,
     check_hooks.hooks_are_complete,
+    check_hooks.driver_limit_is_untried,
     check_hosts.hosts_are_sound,
     check_hosts.nodes_survive,
     check_hosts.no_job_is_submitted_into_trouble,

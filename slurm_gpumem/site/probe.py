@@ -30,6 +30,7 @@ RUN_AS_SLURM = ("EpilogSlurmctld", "PrologSlurmctld")
 _TIMEOUT_S = 10.0
 _NOBODY = 65534
 _UNIT = "/etc/systemd/system/multi-user.target.wants/gpumem-sampler.service"
+_LIMIT_FUNCTION = "nvmlDeviceSetMemoryLimits_v1"
 _LEAST_FREE = 0.01
 _READ, _EXECUTE, _WRITE = os.R_OK, os.X_OK, os.W_OK
 _PARTS = ("end_exports.sh", "hand_over.sh", "let_go.sh", "log_check.sh")
@@ -297,6 +298,8 @@ class Host:
             self.end_library(settings.get("end_library", ""), hooks)
         if node["ledger"] is None:
             self.driver()
+        if node["driver_limit"]:
+            self.driver_limit()
         if node["slurm_bin"] and self.is_there(os.path.join(node["slurm_bin"], "squeue")) is False:
             self.fault("no-commands", f"node.slurm_bin = {node['slurm_bin']} has no squeue")
         if node["prometheus_file"] and self.is_there(os.path.dirname(node["prometheus_file"])) is False:
@@ -376,6 +379,17 @@ class Host:
         rows = [line.rpartition(",") for line in done.stdout.splitlines()]
         self.facts["gpus"] = [[name.strip(), int(mib)] for name, _, mib in rows if mib.strip().isdigit()]
 
+    def driver_limit(self) -> None:
+        """What the driver needs to limit a job's cgroup: 615 or later, and version 2 of cgroups."""
+        try:
+            known = hasattr(ctypes.CDLL("libnvidia-ml.so.1"), _LIMIT_FUNCTION)
+        except OSError:
+            known = False
+        if not known:
+            self.fault("no-driver-limit", f"NVIDIA's driver library has no {_LIMIT_FUNCTION}")
+        if not os.path.exists("/sys/fs/cgroup/cgroup.controllers"):
+            self.fault("no-driver-limit", "/sys/fs/cgroup is not cgroup version 2")
+
     def sampler(self, python: str, settings: Settings) -> None:
         """Jobs without a sampler are not measured."""
         if os.geteuid() != 0:
@@ -424,6 +438,7 @@ from slurm_gpumem.config.node import load_node_config
 config = load_node_config(sys.argv[1])
 names = ("spool", "mps_control", "ledger", "slurm_bin", "prometheus_file")
 values = {name: getattr(config, name) for name in names}
+values["driver_limit"] = "yes" if getattr(config, "driver_limit", False) else None
 values["modes"] = " ".join(config.mps_anywhere())
 print(json.dumps({name: None if value is None else str(value) for name, value in values.items()}))
 """

@@ -321,6 +321,12 @@ CASES: Dict[str, Broken] = {
         "{root}/hooks/libgpumem_end.so cannot be loaded",
         lambda site: (site.hooks / "libgpumem_end.so").write_bytes(b"\x7fELF"),
     ),
+    "a driver without a limit of its own": Broken(
+        "warning",
+        "no-driver-limit",
+        "has no nvmlDeviceSetMemoryLimits_v1",
+        lambda site: site.set("node", "driver_limit", True),
+    ),
     "no driver": Broken(
         "critical",
         "no-driver",

@@ -135,6 +135,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "mps-one-gpu",
         "gres/shard there",
     ),
+    "a limit by the driver, which nobody has tried": (
+        replace(HEALTHY, tables={**HEALTHY.tables, "node": {"driver_limit": True}}),
+        Severity.NOTE,
+        "driver-limit",
+        "try it on one node",
+    ),
     "an unknown MIG profile": (
         node(Gres="gpu:a100:4,gpu:5g.99gb:1,shard:a100:160"),
         Severity.WARNING,
