@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import List, Optional
 
@@ -29,15 +28,8 @@ def main(argv: List[str]) -> int:
     if args.json:
         print(json.dumps(as_json(read_status(folder, config))))
         return 0
-    if not args.watch:
-        print("\n".join(render(read_status(folder, config), utf8=utf8)))
-        return 0
-    while True:
-        lines = render(read_status(folder, config), utf8=utf8)
-        # Home, each line cleared to its end, the rest of the screen cleared: no flicker, works over ssh.
-        sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
-        sys.stdout.flush()
-        time.sleep(args.interval)
+    print("\n".join(render(read_status(folder, config), utf8=utf8)))
+    return 0
 
 
 def _metrics(folder: RunFolder, config: NodeConfig, output: Optional[Path]) -> int:
@@ -64,10 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gpumem node", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     status = commands.add_parser("status", help="show this node's shared GPUs")
-    status.add_argument("--watch", action="store_true", help="show it again and again until Ctrl-C")
-    status.add_argument(
-        "--interval", type=float, default=1.0, metavar="SECONDS", help="with --watch (default 1)"
-    )
     status.add_argument("--json", action="store_true", help="for programs")
     metrics = commands.add_parser("metrics", help="the same for Prometheus, as text")
     metrics.add_argument(

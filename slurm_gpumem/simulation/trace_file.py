@@ -1,4 +1,4 @@
-"""Traces of our own format: one job a line, CSV with a header or JSON lines (docs/user/simulate.md).
+"""Traces of our own format: CSV with a header, one job a line (docs/user/simulate.md).
 
 Lines that begin with "#" are comments. Only arrival_s, work_s and memory_mib must be there.
 """
@@ -6,10 +6,9 @@ Lines that begin with "#" are comments. Only arrival_s, work_s and memory_mib mu
 from __future__ import annotations
 
 import csv
-import json
 from math import isfinite
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, TextIO, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, TextIO, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.types import SimJob
@@ -87,16 +86,6 @@ def _rows(path: Path, file: TextIO) -> Iterator[Tuple[int, Mapping[str, Any]]]:
     first_number, first = next(numbered, (0, ""))
     if not first:
         raise UsageError(f"{path}: no job in it")
-    if first.lstrip().startswith("{"):
-        for number, line in _chain((first_number, first), numbered):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                raise UsageError(f"{path}: line {number} is not JSON") from None
-            if not isinstance(row, dict):
-                raise UsageError(f'{path}: line {number} is not an object like {{"arrival_s": 0, …}}')
-            yield number, row
-        return
     columns = next(csv.reader([first]))
     missing = [name for name in REQUIRED if name not in columns]
     if missing:
@@ -109,11 +98,6 @@ def _rows(path: Path, file: TextIO) -> Iterator[Tuple[int, Mapping[str, Any]]]:
         if len(cells) != len(columns):
             raise UsageError(f"{path}: line {number} has {len(cells)} cells, the header {len(columns)}")
         yield number, dict(zip(columns, cells))
-
-
-def _chain(first: Tuple[int, str], rest: Iterable[Tuple[int, str]]) -> Iterator[Tuple[int, str]]:
-    yield first
-    yield from rest
 
 
 def _job(

@@ -17,7 +17,7 @@ CASES = [
     ("gpumem ", set(COMMANDS)),
     ("gpumem est", {"estimate"}),
     ("gpumem node ", {"status", "metrics"}),
-    ("gpumem node status --wat", {"--watch"}),
+    ("gpumem node status --js", {"--json"}),
     ("gpumem estimate --optim", {"--optimizer"}),
     ("gpumem estimate --optimizer ", set(OPTIMIZERS)),
     ("gpumem estimate --precision amp", {name for name in PRECISIONS if name.startswith("amp")}),

@@ -27,7 +27,7 @@ A100 = "NVIDIA A100-SXM4-40GB"
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A site whose A100s have 522 MiB of context where 1,727 are assumed, known from runs or from reports."""
+    """A site whose A100s have 522 MiB of context where 1,727 are assumed."""
     made = Site(tmp_path)
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(made.config))
     return made
@@ -41,33 +41,18 @@ def learn_from_runs(site: Site, by: str, constant: int = -1205) -> None:
     assert site.learn().returncode == 0
 
 
-def learn_from_reports(site: Site, by: str) -> None:
-    parts = "100+100+200+3000+100+100+1727"
-    for uid in (1, 2, 3):
-        site.record(7, 5327, 6000, 5000, by=by, uid=uid, gpu=A100, reserved=4478, parts=parts)
-    assert site.learn().returncode == 0
-
-
-LEARNED = {
-    "runs": learn_from_runs,
-    "reports": learn_from_reports,
-}
-
-
 CASES = [
-    ("runs", "a100", "resnet50"),
-    ("reports", "a100", "bert"),
+    ("a100", "resnet50"),
+    ("a100", "bert"),
     # Types that never ran here: one whose context is in doubt, one whose context was measured.
-    ("runs", "v100-32gb", "resnet50"),
-    ("runs", "h200", "bert"),
+    ("v100-32gb", "resnet50"),
+    ("h200", "bert"),
 ]
 
 
-@pytest.mark.parametrize(("how", "gpu", "model"), CASES)
-def test_a_memory_line_asks_for_what_the_estimate_asks_for(
-    site: Site, how: str, gpu: str, model: str
-) -> None:
-    LEARNED[how](site, "corrected")
+@pytest.mark.parametrize(("gpu", "model"), CASES)
+def test_a_memory_line_asks_for_what_the_estimate_asks_for(site: Site, gpu: str, model: str) -> None:
+    learn_from_runs(site, "corrected")
     summary = read_summary((EXAMPLES / f"{model}.txt").read_text())
     line = line_for(summary, TrainingJob(32), "corrected+site")
     kind = find_gpu(gpu)

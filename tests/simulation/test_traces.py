@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,6 @@ def test_a_trace_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
     assert read_trace(path) == jobs
 
 
-def test_json_lines_say_the_same_as_csv(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("arrival_s,work_s,memory_mib,estimate_text\n0,10,2000,2500\n5,20,3000,\n")
-    rows = [{"arrival_s": 0, "work_s": 10, "memory_mib": 2000, "estimate_text": 2500},
-            {"arrival_s": 5, "work_s": 20, "memory_mib": 3000}]  # fmt: skip
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_trace(tmp_path / "t.csv") == read_trace(tmp_path / "t.jsonl")
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -42,8 +33,6 @@ def test_json_lines_say_the_same_as_csv(tmp_path: Path) -> None:
         ("arrival_s,work_s,memory_mib,gpus\n0,4,3,0\n", "must be more than 0"),
         ("arrival_s,work_s,memory_mib,sm_active\n0,4,3,40\n", "shares from 0 to 1, not percent"),
         ("arrival_s,work_s,memory_mib,colour\n0,4,3,red\n", "unknown column 'colour'"),
-        ('{"arrival_s": 0', "line 1 is not JSON"),
-        ('{"arrival_s": 0, "work_s": 1, "memory_mib": 1}\n[1]\n', "line 2 is not an object"),
     ],
 )
 def test_a_wrong_trace_is_refused_with_the_line_and_the_reason(tmp_path: Path, text: str, says: str) -> None:
