@@ -57,6 +57,7 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.hooks_are_complete,
     check_hooks.reports_arrive,
     check_hooks.driver_limit_is_untried,
+    check_hooks.way_of_sharing_is_chosen,
     check_hosts.hosts_are_sound,
     check_hosts.nodes_survive,
     check_hosts.no_job_is_submitted_into_trouble,
