@@ -269,7 +269,7 @@ def way_of_sharing_is_chosen(now: Snapshot) -> Iterator[Finding]:
             Severity.NOTE,
             "sharing-unchosen",
             f"gpumem.toml does not set {' and '.join(unset)}",
-            "the defaults are an MPS server for each user and a limit of 2; new sites get one server for all, "
+            "the defaults are an MPS server for each user and a limit of 2; new sites get one for all users, "
             "where jobs of different users overlap",
             "write the two keys, with the defaults or other values: gpumem docs sharing-modes",
         )
