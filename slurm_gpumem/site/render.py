@@ -30,6 +30,9 @@ _SLOWDOWN = """\
 # jobs on a GPU: a full queue is done sooner and single jobs run slower. 1.15 suits interactive partitions.
 # It can differ by partition: [sharing.partition.NAME] (gpumem docs sharing)
 max_slowdown = 3
+# A job with memory by hand, of which no run was measured, is taken to keep a GPU half busy: the median of the
+# training jobs that were measured. Without this line its memory alone decides, and it slows others down.
+unknown_activity = 0.5
 """
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")
