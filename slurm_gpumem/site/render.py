@@ -7,7 +7,7 @@ from typing import List, Mapping, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.plan import PACK, SPREAD, SitePlan
 from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _RECOVERY = """\
@@ -26,14 +26,17 @@ mps = "shared"  # gpumem docs sharing-modes
 
 """
 _SLOWDOWN = """\
-# How many times as long a step may take beside other jobs as alone, as predicted. A higher limit packs more
-# jobs on a GPU: a full queue is done sooner and single jobs run slower. 1.15 suits interactive partitions.
-# It can differ by partition: [sharing.partition.NAME] (gpumem docs sharing)
-max_slowdown = 3
+# How many times as long a step may take beside other jobs as alone, as predicted. {limit:g} is the highest of
+# the simulated limits with which jobs end no later, in the mean, than with whole GPUs at any load, where
+# shares {placement} (gpumem docs sharing). A higher one packs more jobs on a GPU: it pays for short
+# jobs and long queues, and single jobs run slower. It can differ by partition: [sharing.partition.NAME]
+max_slowdown = {limit:g}
 # A job with memory by hand, of which no run was measured, is taken to keep a GPU half busy: the median of the
 # training jobs that were measured. Without this line its memory alone decides, and it slows others down.
 unknown_activity = 0.5
 """
+_LIMITS = {SPREAD: 1.5, PACK: 1.15}
+"""By placement, for one server: `python -m lab.score.loads` prints what each limit does at which load."""
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")
 
@@ -123,7 +126,8 @@ def toml_file(plan: SitePlan, current: str = "") -> str:
     if sharing is None:
         lines = [f"{key} = {value}" for key, value in ours.items()]
         lines[0] += "  # observe, opt-in or on"
-        new_site = [_SLOWDOWN, _NODE] if not current.strip() else [""]
+        slowdown = _SLOWDOWN.format(limit=_LIMITS[plan.placement], placement=plan.placement)
+        new_site = [slowdown, _NODE] if not current.strip() else [""]
         tables = ["\n".join([_WRITTEN, "[sharing]", *lines, *new_site]), *tables]
     else:
         tables[sharing] = _with_values(tables[sharing], ours)

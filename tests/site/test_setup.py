@@ -355,16 +355,19 @@ def tables_of(text: str, folder: Path) -> Dict[str, Any]:
     return load_toml(folder / "gpumem.toml")
 
 
+@pytest.mark.parametrize(("placement", "limit"), [("spread", 1.5), ("pack", 1.15)])
 def test_a_new_site_gets_one_server_for_all_users_and_a_written_limit_and_may_change_both(
-    tmp_path: Path,
+    placement: str, limit: float, tmp_path: Path
 ) -> None:
-    plan = SitePlan(groups=())
+    plan = SitePlan(groups=(), placement=placement)
     text = toml_file(plan)
     tables = tables_of(text, tmp_path)
     assert tables["node"] == {"mps": "shared"}
-    assert tables["sharing"]["max_slowdown"] == 3
+    assert tables["sharing"]["max_slowdown"] == limit
     assert toml_file(plan, text) == text
-    own = text.replace('mps = "shared"', 'mps = "per-user"').replace("max_slowdown = 3", "max_slowdown = 1.2")
+    own = text.replace('mps = "shared"', 'mps = "per-user"').replace(
+        f"max_slowdown = {limit}", "max_slowdown = 4"
+    )
     assert toml_file(plan, own) == own
 
 
