@@ -280,6 +280,31 @@ def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
             )
 
 
+def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
+    """A share that waits holds up all behind it, but for jobs that backfill knows to end in time."""
+    scheduler = value_of(now.config, "SchedulerType")
+    if scheduler not in (None, "sched/backfill"):
+        yield _warning(
+            "no-backfill",
+            f"SchedulerType={scheduler}",
+            "a large share that waits keeps all smaller ones behind it waiting, beside free shares",
+            "SchedulerType=sched/backfill in slurm.conf, then restart slurmctld",
+        )
+    endless = [
+        part["PartitionName"]
+        for part in _shared_partitions(now)
+        if part.get("DefaultTime", "") in ("NONE", "UNLIMITED") and part.get("MaxTime") == "UNLIMITED"
+    ]
+    if endless:
+        yield Finding(
+            Severity.NOTE,
+            "no-time-limit",
+            f"partition {', '.join(endless)}: no DefaultTime and no MaxTime",
+            "backfill starts no job without a time limit beside a large share that waits",
+            "DefaultTime=4:00:00, or what is usual there, on the partition; users then name their own --time",
+        )
+
+
 def defaults_per_gpu_are_known_to_ignore_shares(now: Snapshot) -> Iterator[Finding]:
     """DefCpuPerGPU and DefMemPerGPU mean nothing to a shared job."""
     places = [

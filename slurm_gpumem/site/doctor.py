@@ -37,6 +37,7 @@ CHECKS: Tuple[Check, ...] = (
     check_gpus.placement_is_known,
     check_gpus.shared_jobs_have_default_memory,
     check_gpus.no_exclusive_partition_shares,
+    check_gpus.small_shares_flow_around_large_ones,
     check_nodes.nodes_are_usable,
     check_nodes.gres_files_agree,
     check_nodes.shares_fit_the_memory,

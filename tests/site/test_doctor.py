@@ -153,6 +153,18 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "sharing-unchosen",
         "write the two keys",
     ),
+    "no backfill": (
+        config(SchedulerType="sched/builtin"),
+        Severity.WARNING,
+        "no-backfill",
+        "sched/backfill",
+    ),
+    "jobs without a time limit": (
+        replace(HEALTHY, partitions=({**PARTITION, "DefaultTime": "NONE", "MaxTime": "UNLIMITED"},)),
+        Severity.NOTE,
+        "no-time-limit",
+        "DefaultTime=",
+    ),
     "an unknown MIG profile": (
         node(Gres="gpu:a100:4,gpu:5g.99gb:1,shard:a100:160"),
         Severity.WARNING,
