@@ -10,7 +10,15 @@ from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
-from slurm_gpumem.site.slurm_conf import has_default_memory, node_gpus, spreads, value_of, words_of
+from slurm_gpumem.site.slurm_conf import (
+    DEFAULT_TIME,
+    has_default_memory,
+    node_gpus,
+    spreads,
+    value_of,
+    without_time_limit,
+    words_of,
+)
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import Entry, parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
@@ -290,18 +298,14 @@ def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
             "a large share that waits keeps all smaller ones behind it waiting, beside free shares",
             "SchedulerType=sched/backfill in slurm.conf, then restart slurmctld",
         )
-    endless = [
-        part["PartitionName"]
-        for part in _shared_partitions(now)
-        if part.get("DefaultTime", "") in ("NONE", "UNLIMITED") and part.get("MaxTime") == "UNLIMITED"
-    ]
+    endless = without_time_limit(_shared_partitions(now))
     if endless:
         yield Finding(
             Severity.NOTE,
             "no-time-limit",
             f"partition {', '.join(endless)}: no DefaultTime and no MaxTime",
             "backfill starts no job without a time limit beside a large share that waits",
-            "DefaultTime=4:00:00, or what is usual there, on the partition; users then name their own --time",
+            DEFAULT_TIME,
         )
 
 

@@ -350,6 +350,14 @@ def test_a_sites_own_tables_in_gpumem_toml_stay() -> None:
     assert toml_file(plan, text) == text
 
 
+def test_partitions_without_a_time_limit_are_named_since_backfill_needs_one() -> None:
+    now = snapshot()
+    endless = {"DefaultTime": "NONE", "MaxTime": "UNLIMITED"}
+    now = replace(now, partitions=tuple({**part, **endless} for part in now.partitions))
+    notes = propose(SetupOptions(), now, memory_of).notes
+    assert [note for note in notes if "has no time limit: DefaultTime=" in note]
+
+
 def tables_of(text: str, folder: Path) -> Dict[str, Any]:
     (folder / "gpumem.toml").write_text(text)
     return load_toml(folder / "gpumem.toml")
