@@ -109,6 +109,10 @@ def _activities(
         return [None] * len(estimates), ()
     from slurm_gpumem.submission.activity import weigh_activity
 
+    if workload.run_key:
+        from slurm_gpumem.accounting.notice import note_new_runs
+
+        note_new_runs()
     used = [_utilization(asked, workload, gpu, one) for gpu, one in zip(reach.gpus, estimates)]
     return weigh_activity(used, own, reach.partitions, policy)
 
@@ -122,10 +126,8 @@ def _utilization(
     key, assumed = workload.script or workload.run_key, asked.config.sharing.unknown_activity
     percents: Sequence[int] = ()
     if key:
-        from slurm_gpumem.accounting.notice import note_new_runs
         from slurm_gpumem.estimators.remembered import activity_of_script
 
-        note_new_runs()
         percents = activity_of_script(key, gpu)
     if not percents and assumed is None:
         return None
