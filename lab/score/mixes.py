@@ -12,7 +12,7 @@ from typing import List, NamedTuple, Sequence
 
 from lab.shared_speeds import filled_gpus, load_from, predicted_speeds
 from lab.utilization_runs import load_sets
-from slurm_gpumem.utilization.budget import share_for
+from slurm_gpumem.utilization.budget import share_for, worst_of
 from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
 
@@ -34,6 +34,8 @@ class Held(NamedTuple):
     """Jobs' worth of work that a GPU does."""
     median: float
     """Slowdown of a job ..."""
+    of_most: float
+    """... as a part of the most that its share lets it lose, where that is 5 % or more ..."""
     worst: float
     """... and of the slowest of all."""
     above: float
@@ -44,24 +46,30 @@ def held(jobs: Sequence[JobLoad], way: str, users: int, limit: float) -> Held:
     """What becomes of a limit on GPUs that are full."""
     rng = random.Random(0)
     shares = [(job, share_for(job, limit, limit, way).share) for job in jobs]
-    found = [
-        predicted_speeds(way, gpu, [str(rng.randrange(users)) for _ in gpu])
-        for gpu in filled_gpus(shares, _FILLS, rng)
-    ]
+    shares_of = dict(shares)
+    gpus, found = [], []
+    for gpu in filled_gpus(shares, _FILLS, rng):
+        gpus.append(gpu)
+        found.append(predicted_speeds(way, gpu, [str(rng.randrange(users)) for _ in gpu]))
     slow = [1 / speed for speeds in found for speed in speeds]
+    most = [worst_of(job, shares_of[job], limit, way) for gpu in gpus for job in gpu]
+    of_most = [(one - 1) / (bound - 1) for one, bound in zip(slow, most) if bound >= 1.05]
     above = sum(1 / min(speeds) > limit * (1 + _HAIR) for speeds in found)
     work = sum(map(sum, found))
-    return Held(way, users, limit, len(slow) / _FILLS, work / _FILLS, median(slow), max(slow), above / _FILLS)
+    usual = median(of_most) if of_most else 0.0
+    return Held(
+        way, users, limit, len(slow) / _FILLS, work / _FILLS, median(slow), usual, max(slow), above / _FILLS
+    )
 
 
 def lines(found: Sequence[Held]) -> List[str]:
     """As text."""
-    head = "way        users  max_slowdown  jobs  work  median  worst  GPUs above it"
+    head = "way        users  max_slowdown  jobs  work  median  of most  worst  GPUs above it"
     return [
         head,
         *(
             f"{one.way:<10}{one.users:>6}{one.limit:>14g}{one.jobs:>6.1f}{one.work:>6.2f}{one.median:>8.2f}"
-            f"{one.worst:>7.2f}{100 * one.above:>13.0f} %"
+            f"{one.of_most:>9.2f}{one.worst:>7.2f}{100 * one.above:>13.0f} %"
             for one in found
         ),
     ]

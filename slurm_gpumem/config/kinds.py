@@ -119,6 +119,13 @@ def _slowdown(value: Any) -> float:
     return number
 
 
+def _part(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, bool) or not 0 <= number <= 1:
+        raise ValueError(value)
+    return number
+
+
 def _coverage(value: Any) -> float:
     # Also as text: it may come from a variable.
     number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
@@ -165,6 +172,7 @@ MEBIBYTES = whole_number("a whole number of MiB", 0)
 SWITCH = Kind("true or false", _switch)
 SECONDS = Kind("a number of seconds, at most a day", _seconds)
 SLOWDOWN = Kind("a factor of at least 1 (1.15: a step may take 15 % longer)", _slowdown)
+PART = Kind("a share of a GPU from 0 to 1 (0.5: half of it)", _part)
 COVERAGE = Kind("a share of jobs from 0.5 to 0.995 (0.98: requests hold for 98 of 100)", _coverage)
 ABSOLUTE = Kind("an absolute path", _absolute)
 PATH = Kind("an absolute path", _path)

@@ -30,6 +30,7 @@ class SharingPolicy(NamedTuple):
     max_cpus: Optional[int] = SHARING.default("max_cpus")
     cpus: str = SHARING.default("cpus")
     first_run_mib: Optional[int] = SHARING.default("first_run_mib")
+    unknown_activity: Optional[float] = SHARING.default("unknown_activity")
     coverage: Optional[float] = SHARING.default("coverage")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")
     utilization: str = SHARING.default("utilization")

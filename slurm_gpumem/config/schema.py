@@ -13,6 +13,7 @@ from slurm_gpumem.config.kinds import (
     GROUPS,
     LADDER,
     MEBIBYTES,
+    PART,
     PATH,
     SECONDS,
     SLOWDOWN,
@@ -89,6 +90,13 @@ SHARING = Section(
             AT_LEAST_ONE,
             None,
             "GPU memory for the first run of a script of which nothing is known; unset: its whole GPU",
+        ),
+        Key(
+            "unknown_activity",
+            PART,
+            None,
+            "how busy a job of unknown activity is taken to keep a GPU (memory by hand, no measured run); "
+            "unset: its memory alone decides its share",
         ),
         *_PARTITION_KEYS,
     ),

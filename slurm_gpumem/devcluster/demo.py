@@ -48,7 +48,10 @@ class Outcome(NamedTuple):
     job: DemoJob
     state: str
     estimated: Optional[int]
-    requested: int
+    need: Optional[int]
+    """Memory that was asked for: the estimate and a reserve."""
+    share: int
+    """Memory of the shards that it held; more than its need where its activity decided."""
     measured: Optional[int]
 
 
@@ -106,13 +109,14 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         f"{len(fullest)} jobs run at once on {count(used, 'GPU')}; "
         "without sharing, each job would occupy a whole GPU."
     )
-    _title("4. What they requested and what they used")
+    _title("4. What they need, what they held and what they used")
     outcomes = [_outcome(cluster, job, where[job.job_id]) for job in submitted]
     print("\n".join(table(outcomes)))
     _say(
-        "Estimated: from the model's summary alone. Requested: with a reserve, in the whole GiB that Slurm\n"
-        "counts (shards). Measured: the most that the stand-in held, which is what PyTorch took for this\n"
-        "model, batch size, optimizer and precision on an NVIDIA H200 (lab/data/ground-truth)."
+        "Estimated: from the model's summary alone. Need: with a reserve. Share: the shards held, of 1 GiB;\n"
+        "more than the need where the job keeps the GPU so busy that fewer jobs may run beside it.\n"
+        "Measured: the most that the stand-in held, which is what PyTorch took for this model, batch size,\n"
+        "optimizer and precision on an NVIDIA H200 (lab/data/ground-truth)."
     )
     _title("5. What the accounting shows")
     _say(
@@ -220,18 +224,20 @@ def _outcome(cluster: Cluster, job: DemoJob, places: Sequence[Placement]) -> Out
         job,
         ended["JobState"],
         record.estimate_mib if record else None,
+        record.request_mib if record else None,
         sum(place.units for place in places) * MIB_PER_SHARD,
         ledger.job_peaks(cluster.layout.ledger).get(job.job_id),
     )
 
 
 def table(outcomes: Sequence[Outcome]) -> List[str]:
-    """Estimated, requested and measured memory, one line per job."""
-    lines = [f"{'Job':<5}{'Model':<14}{'Estimated':>10}{'Requested':>11}{'Measured':>10}  State"]
+    """Estimated memory, need, share and measured memory, one line per job."""
+    lines = [f"{'Job':<5}{'Model':<14}{'Estimated':>10}{'Need':>10}{'Share':>10}{'Measured':>10}  State"]
     for outcome in outcomes:
         lines.append(
             f"{outcome.job.job_id:<5}{outcome.job.name:<14}{_size(outcome.estimated):>10}"
-            f"{_size(outcome.requested):>11}{_size(outcome.measured):>10}  {outcome.state}"
+            f"{_size(outcome.need):>10}{_size(outcome.share):>10}{_size(outcome.measured):>10}"
+            f"  {outcome.state}"
         )
     return lines
 

@@ -61,6 +61,13 @@ def recall_activity(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[
     return tuple(percent for percent in _peaks(_words(summary, job), gpu, ACTIVITY) if percent <= 100)
 
 
+def activity_of_script(key: str, gpu: Gpu) -> Tuple[int, ...]:
+    """The same of runs of a script of whose model nothing is known."""
+    from slurm_gpumem.formats.remembered import ACTIVITY
+
+    return tuple(percent for percent in _peaks((key, "", "", "", ""), gpu, ACTIVITY) if percent <= 100)
+
+
 def cpus_of_runs(fingerprint: str, job: Optional[TrainingJob], gpu: Gpu) -> Tuple[CpuRun, ...]:
     """The CPUs of runs of the same job, of a script where `job` is None."""
     from slurm_gpumem.formats.remembered import Recipe, read_cpus

@@ -199,7 +199,8 @@ class Utilization(NamedTuple):
     launch_bound: bool
     """Whether the step waits for the CPU that starts its kernels more than for the GPU."""
     source: str
-    """What it was predicted from: "summary" or "trace"; "remembered": earlier runs showed its SM activity."""
+    """What it was predicted from: "summary" or "trace"; "remembered": earlier runs showed its SM activity;
+    "assumed": nothing is known, and the site says what to take (sharing.unknown_activity)."""
     measured: bool
     """Whether runs on such a GPU stand behind it, or runs on another one scaled to it."""
     warnings: Tuple[str, ...] = ()

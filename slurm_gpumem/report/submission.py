@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.activity import Activity
     from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.decision import Decision
+    from slurm_gpumem.submission.request import GpuRequest
     from slurm_gpumem.submission.submission import Submission
 
 SCHEMA = "gpumem-submit/1"
@@ -40,27 +41,37 @@ def submission_line(plan: Plan) -> str:
     elif request.whole_gpu:
         words.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
     else:
-        asking = f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})"
-        if estimate is None:
-            asking += " as the site sets for first runs" if plan.workload.script else " as given by hand"
-        words.append(asking)
+        words.append(_asking(plan, request, by_hand=estimate is None))
     pieces = [" ".join(words)] if len(" ".join(words)) <= WIDTH else words
     pieces += [details] if details else []
     return "\n".join(line for piece in pieces for line in wrapped(piece, WIDTH))
 
 
+def _asking(plan: Plan, request: GpuRequest, *, by_hand: bool) -> str:
+    """The share, and why it is larger than the memory where the job's activity decided it."""
+    activity = plan.largest.activity if plan.largest else None
+    if activity is None or activity.utilization is None or not 0 < request.memory_units < request.units:
+        asking = f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})"
+        whose = " as the site sets for first runs" if plan.workload.script else " as given by hand"
+        return asking + (whose if by_hand else "")
+    busy = f"{activity.utilization.sm_active:.0f} %"
+    why = {
+        "assumed": f"not measured yet, it counts as {busy} busy",
+        "remembered": f"its earlier runs kept the GPU {busy} busy",
+    }.get(activity.utilization.source, f"it keeps the GPU {busy} busy")
+    return f"asking for {request.reason}: {why} (memory alone: {request.memory_units})"
+
+
 def _details(plan: Plan, estimate: Optional[Estimate]) -> str:
-    """Where the estimate is known from, what decided the share, what it may cost; "" where nothing did."""
+    """Where the estimate is known from, how much slower the job may be; "" where there is nothing to say."""
     known, request = "", plan.request
     if estimate is not None and not plan.workload.script:
         from slurm_gpumem.estimators.remembered import NAME
 
         known = estimate.assumptions[0] if estimate.estimator == NAME and estimate.assumptions else ""
     shared = request is not None and not request.whole_gpu
-    by_activity = shared and request is not None and request.units > request.memory_units > 0
-    decided = f"for its activity (memory alone: {request.memory_units})" if request and by_activity else ""
     cost = _may_be_slower(plan) if shared else ""
-    return "; ".join(filter(None, (known, decided, _fewer_cpus(plan), cost)))
+    return "; ".join(filter(None, (known, _fewer_cpus(plan), cost)))
 
 
 def _fewer_cpus(plan: Plan) -> str:
@@ -77,7 +88,10 @@ def _may_be_slower(plan: Plan) -> str:
     if largest is None or largest.activity is None or request is None or not request.per_gpu:
         return ""
     worst = largest.activity.worst(request.units / request.per_gpu)
-    return "" if worst is None or worst < 1.05 else f"may take up to {worst:.1f} times as long as alone"
+    if worst is None or worst < 1.05:
+        return ""
+    usual = largest.activity.usual(worst)
+    return f"beside others about {usual:.1f} times as long as alone, at most {worst:.1f}"
 
 
 def explain_submission(plan: Plan) -> List[str]:

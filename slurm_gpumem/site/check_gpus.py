@@ -10,7 +10,15 @@ from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
-from slurm_gpumem.site.slurm_conf import has_default_memory, node_gpus, spreads, value_of, words_of
+from slurm_gpumem.site.slurm_conf import (
+    DEFAULT_TIME,
+    has_default_memory,
+    node_gpus,
+    spreads,
+    value_of,
+    without_time_limit,
+    words_of,
+)
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import Entry, parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
@@ -278,6 +286,27 @@ def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
                 "shared jobs there wait forever, even on idle nodes",
                 "OverSubscribe=NO, or take its nodes' shards out",
             )
+
+
+def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
+    """A share that waits holds up all behind it, but for jobs that backfill knows to end in time."""
+    scheduler = value_of(now.config, "SchedulerType")
+    if scheduler not in (None, "sched/backfill"):
+        yield _warning(
+            "no-backfill",
+            f"SchedulerType={scheduler}",
+            "a large share that waits keeps all smaller ones behind it waiting, beside free shares",
+            "SchedulerType=sched/backfill in slurm.conf, then restart slurmctld",
+        )
+    endless = without_time_limit(_shared_partitions(now))
+    if endless:
+        yield Finding(
+            Severity.NOTE,
+            "no-time-limit",
+            f"partition {', '.join(endless)}: no DefaultTime and no MaxTime",
+            "backfill starts no job without a time limit beside a large share that waits",
+            DEFAULT_TIME,
+        )
 
 
 def defaults_per_gpu_are_known_to_ignore_shares(now: Snapshot) -> Iterator[Finding]:

@@ -245,6 +245,21 @@ def driver_limit_is_untried(now: Snapshot) -> Iterator[Finding]:
         )
 
 
+def way_of_sharing_is_chosen(now: Snapshot) -> Iterator[Finding]:
+    """A site from before `gpumem setup` wrote these two keys hears of them until it has written them."""
+    keys = {"node": "mps", "sharing": "max_slowdown"}
+    unset = [f"{table}.{key}" for table, key in keys.items() if key not in now.tables.get(table, {})]
+    if now.site_file and unset:
+        yield Finding(
+            Severity.NOTE,
+            "sharing-unchosen",
+            f"gpumem.toml does not set {' and '.join(unset)}",
+            "the defaults are an MPS server for each user and a limit of 2; new sites get one for all users, "
+            "where jobs of different users overlap",
+            "write the two keys, with the defaults or other values: gpumem docs sharing-modes",
+        )
+
+
 def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
     """A value of gpumem.toml that is none stops gpusbatch, and hooks use the default."""
     for problem in now.problems:

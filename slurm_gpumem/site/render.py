@@ -7,7 +7,7 @@ from typing import List, Mapping, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.plan import PACK, SPREAD, SitePlan
 from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _RECOVERY = """\
@@ -15,6 +15,28 @@ _RECOVERY = """\
 ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
 nice = 0  # of a job that comes back; gpumem docs recovery before you lower it
 """
+_NODE = """\
+[node]
+# "shared": one MPS server for all users of a GPU. Kernels of different users overlap, which is what makes
+#   sharing pay. A CUDA fault of one job ends all jobs on that GPU (they come back once, apart from others);
+#   a user with a job there can keep others from connecting, and sees their process ids.
+# "per-user": a server for each user. Faults stay with their user, but users' busy jobs take turns and gain
+#   nothing: choose it for isolation. Nodes whose driver has no server for all do this anyway.
+mps = "shared"  # gpumem docs sharing-modes
+
+"""
+_SLOWDOWN = """\
+# How many times as long a step may take beside other jobs as alone, as predicted. {limit:g} is the highest of
+# the simulated limits with which jobs end no later, in the mean, than with whole GPUs at any load, where
+# shares {placement} (gpumem docs sharing). A higher one packs more jobs on a GPU: it pays for short
+# jobs and long queues, and single jobs run slower. It can differ by partition: [sharing.partition.NAME]
+max_slowdown = {limit:g}
+# A job with memory by hand, of which no run was measured, is taken to keep a GPU half busy: the median of the
+# training jobs that were measured. Without this line its memory alone decides, and it slows others down.
+unknown_activity = 0.5
+"""
+_LIMITS = {SPREAD: 1.5, PACK: 1.15}
+"""By placement, for one server: `python -m lab.score.loads` prints what each limit does at which load."""
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")
 
@@ -94,14 +116,19 @@ def lua_table(plan: SitePlan) -> str:
 
 
 def toml_file(plan: SitePlan, current: str = "") -> str:
-    """gpumem.toml: the site's configuration of gpusbatch and gpumem; all that the site has in it stays."""
+    """gpumem.toml: the site's configuration of gpusbatch and gpumem; all that the site has in it stays.
+
+    How jobs share a GPU is written for a new site only: one with a file keeps what it had.
+    """
     ours = {"mode": f'"{plan.mode}"', "gres": f'"{plan.gres}"', "shard_mib": str(plan.shard_mib)}
     tables = re.split(r"^(?=\[)", current, flags=re.MULTILINE)
     sharing = next((number for number, text in enumerate(tables) if _SHARING.match(text)), None)
     if sharing is None:
         lines = [f"{key} = {value}" for key, value in ours.items()]
         lines[0] += "  # observe, opt-in or on"
-        tables = ["\n".join([_WRITTEN, "[sharing]", *lines, "", ""]), *tables]
+        slowdown = _SLOWDOWN.format(limit=_LIMITS[plan.placement], placement=plan.placement)
+        new_site = [slowdown, _NODE] if not current.strip() else [""]
+        tables = ["\n".join([_WRITTEN, "[sharing]", *lines, *new_site]), *tables]
     else:
         tables[sharing] = _with_values(tables[sharing], ours)
     text = "".join(tables)

@@ -30,6 +30,7 @@ from slurm_gpumem.site.setup_notes import (
     missing_plugin_note,
     recovery_notes,
     restart_notes,
+    time_limit_notes,
 )
 from slurm_gpumem.site.shard_size import ShardSize, shard_notes, shard_size
 from slurm_gpumem.site.slurm_conf import (
@@ -130,6 +131,7 @@ def propose(
     )
     notes = shard_notes(plan, size, snapshot.nodes if snapshot else ())
     notes += cloud_notes(snapshot) if snapshot else []
+    notes += time_limit_notes(plan, snapshot.partitions) if snapshot else []
     notes += left_out_notes(_wanted_gres(plan), snapshot.nodes) if snapshot else []
     if plan.placement == SPREAD and snapshot is None:
         notes.append(f"{SPREAD_WORD} stops every command and daemon of a Slurm before 23.11")

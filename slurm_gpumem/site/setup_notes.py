@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN
-from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, Memory, value_of
+from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, RECOVERY_HOOK, Memory, value_of, without_time_limit
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import Record
 
@@ -33,6 +34,14 @@ def recovery_notes(running: Mapping[str, str]) -> List[str]:
         f"TaskEpilog={HOOKS_FOLDER}/task_epilog.sh (gpumem docs recovery)",
         *(note for key in _CHAINED for note in _kept(key, running)),
     ]
+
+
+def time_limit_notes(plan: SitePlan, partitions: Sequence[Mapping[str, str]]) -> List[str]:
+    """What lets small shares flow around a large one that waits: the site's to choose."""
+    shared = {name for group in plan.groups for name in group.partitions}
+    endless = without_time_limit(part for part in partitions if part["PartitionName"] in shared)
+    where = f"partition {', '.join(endless)}"
+    return [f"{where} has no time limit: {DEFAULT_TIME} (gpumem docs placement)"] if endless else []
 
 
 def chained_hooks(running: Mapping[str, str]) -> Dict[str, str]:

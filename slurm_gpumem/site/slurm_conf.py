@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.site.plan import SPREAD, SPREAD_WORD, SitePlan
 from slurm_gpumem.slurm.gres import parse_gres
@@ -10,6 +10,7 @@ from slurm_gpumem.slurm.gres import parse_gres
 PROLOG_TIMEOUT_S = 60
 Memory = Dict[str, int]
 """Default memory of a partition's jobs: DefMemPerCPU and perhaps DefMemPerGPU, in MiB."""
+DEFAULT_TIME = "DefaultTime=4:00:00, or what is usual there, on the partition; users may name their own"
 RECOVERY_HOOK = "epilog_slurmctld.sh"
 
 
@@ -83,6 +84,15 @@ def has_default_memory(settings: Mapping[str, str]) -> bool:
         (value_of(settings, key) or "0") not in ("0", "UNLIMITED")
         for key in ("DefMemPerCPU", "DefMemPerNode")
     )
+
+
+def without_time_limit(partitions: Iterable[Mapping[str, str]]) -> List[str]:
+    """The partitions whose jobs have no time limit unless they name one: backfill cannot plan with them."""
+    return [
+        part["PartitionName"]
+        for part in partitions
+        if part.get("DefaultTime") in ("NONE", "UNLIMITED") and part.get("MaxTime") == "UNLIMITED"
+    ]
 
 
 def value_of(settings: Mapping[str, str], key: str) -> Optional[str]:

@@ -6,7 +6,11 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.config.schema import SHARING
-from slurm_gpumem.estimators.types import Estimate, Utilization
+from slurm_gpumem.estimators.types import Utilization
+
+_OF_WORST = {"shared": 0.9, "per-user": 0.5, "timeslice": 0.7}
+"""How much of the most that it may lose the median job on a full GPU loses, by way of sharing (of the
+limits 1.5 to 3, `python -m lab.score.mixes`)."""
 
 
 class Activity(NamedTuple):
@@ -32,26 +36,30 @@ class Activity(NamedTuple):
 
         return worst_slowdown(self.utilization, share, self.site, self.mode)
 
+    def usual(self, worst: float) -> float:
+        """What to expect on a full GPU, where that is the most."""
+        return 1 + _OF_WORST.get(self.mode, 1.0) * (worst - 1)
+
 
 def weigh_activity(
-    estimates: Sequence[Optional[Estimate]],
+    used: Sequence[Optional[Utilization]],
     own: Optional[float],
     partitions: Sequence[str],
     policy: SharingPolicy,
 ) -> Tuple[List[Optional[Activity]], List[str]]:
-    """What each estimate's activity takes, None where it does not count; and warnings."""
-    none: List[Optional[Activity]] = [None] * len(estimates)
+    """What the activity on each kind takes, None where it does not count; and warnings."""
+    none: List[Optional[Activity]] = [None] * len(used)
     site = policy.slowdown_in(partitions)
     if own is not None and policy.ignores_utilization(partitions):
         return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
     # No warning about the default limit, which neither the job nor the site chose.
     chosen = own is not None or site != SHARING.default("max_slowdown")
-    unknown = chosen and any(e is not None and e.utilization is None for e in estimates)
+    unknown = chosen and None in used
     warnings = ["its activity is not known, so only memory decides its share"] if unknown else []
     from slurm_gpumem.errors import ConfigError
 
     try:
-        return [activity_of(e.utilization if e else None, own, site, policy) for e in estimates], warnings
+        return [activity_of(one, own, site, policy) for one in used], warnings
     except ConfigError as error:
         return none, [f"only memory decides the share: {error}"]
 

@@ -22,7 +22,7 @@ from slurm_gpumem.submission.request import (
     type_of_whole,
     whole_gpu,
 )
-from slurm_gpumem.submission.submission import Submission, Workload, read_workload
+from slurm_gpumem.submission.submission import Submission, Workload, key_of_script, read_workload
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.types import CustomForward
@@ -164,11 +164,8 @@ def _with_remarks(plan: Plan) -> Plan:
 def _by_earlier_runs(asked: Submission) -> Plan:
     """A share by what earlier runs of the script measured; its own options where it has not run yet."""
     from slurm_gpumem.accounting.notice import note_new_runs
-    from slurm_gpumem.submission.script_key import script_key
 
-    text = asked.script.text() if asked.script else asked.options.get("wrap") or ""
-    args = asked.command or asked.raw.line.script_args
-    key = script_key(text, args, os.environ)
+    key = key_of_script(asked)
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
     note_new_runs()
     try:

@@ -9,7 +9,7 @@ from slurm_gpumem.submission.request import Need
 from slurm_gpumem.submission.submission import Submission, Workload
 
 if TYPE_CHECKING:
-    from slurm_gpumem.estimators.types import Estimate, Gpu
+    from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 
     # Only where a slowdown limit counts.
     from slurm_gpumem.submission.activity import Activity
@@ -56,7 +56,7 @@ def estimate_needs(asked: Submission, workload: Workload, reach: Reach) -> Needs
     if workload.summary and workload.job:
         stale = asked.settings.stale_line(workload.summary.fingerprint, workload.job)
         warnings += [*asked.settings.remarks(), *([stale] if stale else [])]
-    activities, more = _activities(asked, reach, estimates)
+    activities, more = _activities(asked, workload, reach, estimates)
     on = tuple(
         # Nobody is beside a job on a MIG instance; whether it has enough multiprocessors is asked instead.
         _on_instance(asked, workload, reach, model, estimate)
@@ -101,22 +101,47 @@ def _unused_coverage(asked: Submission, workload: Workload) -> List[str]:
 
 
 def _activities(
-    asked: Submission, reach: Reach, estimates: Sequence[Optional[Estimate]]
+    asked: Submission, workload: Workload, reach: Reach, estimates: Sequence[Optional[Estimate]]
 ) -> Tuple[Sequence[Optional[Activity]], Sequence[str]]:
     """What the job's activity takes on each kind, and warnings; nothing where no slowdown limit counts."""
     own, policy = asked.settings.max_slowdown, asked.config.sharing
-    nothing_asked = own is None and not any(estimates)
-    if nothing_asked or (own is None and policy.slowdown_in(reach.partitions) is None):
+    if own is None and policy.slowdown_in(reach.partitions) is None:
         return [None] * len(estimates), ()
     from slurm_gpumem.submission.activity import weigh_activity
 
-    return weigh_activity(estimates, own, reach.partitions, policy)
+    if workload.run_key:
+        from slurm_gpumem.accounting.notice import note_new_runs
+
+        note_new_runs()
+    used = [_utilization(asked, workload, gpu, one) for gpu, one in zip(reach.gpus, estimates)]
+    return weigh_activity(used, own, reach.partitions, policy)
+
+
+def _utilization(
+    asked: Submission, workload: Workload, gpu: Gpu, estimate: Optional[Estimate]
+) -> Optional[Utilization]:
+    """The job's activity: predicted, as earlier runs of its script showed it, or what the site assumes."""
+    if estimate is not None and estimate.utilization is not None:
+        return estimate.utilization
+    key, assumed = workload.script or workload.run_key, asked.config.sharing.unknown_activity
+    percents: Sequence[int] = ()
+    if key:
+        from slurm_gpumem.estimators.remembered import activity_of_script
+
+        percents = activity_of_script(key, gpu)
+    if not percents and assumed is None:
+        return None
+    from slurm_gpumem.utilization.interference import usual_utilization
+
+    if percents:
+        return usual_utilization(sorted(percents)[len(percents) // 2] / 100, "remembered")
+    return usual_utilization(assumed or 0.0, "assumed")
 
 
 def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: Optional[Activity]) -> Need:
-    if estimate is None:
-        return Need(by_hand_mib or 0, by_hand_mib or 0)
     share = activity.share if activity else 0.0
+    if estimate is None:
+        return Need(by_hand_mib or 0, by_hand_mib or 0, share)
     return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib), share)
 
 

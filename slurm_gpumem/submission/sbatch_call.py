@@ -149,7 +149,7 @@ def _described(record: CommentRecord, plan: Plan) -> CommentRecord:
     if plan.workload.script:
         return record._replace(model=plan.script_name[:_NAME_BYTES], fingerprint=plan.workload.script)
     if estimate is None:
-        return record
+        return record._replace(fingerprint=plan.workload.fingerprint or "")
     from slurm_gpumem.estimators.remembered import variant
 
     return record._replace(

@@ -96,11 +96,14 @@ class Workload(NamedTuple):
     script_gpu: Optional[str] = None
     """... and the GPU that it runs on, where only one kind is in reach."""
 
+    run_key: str = ""
+    """The key of a script whose memory was given by hand: what its runs are remembered by."""
+
     @property
     def fingerprint(self) -> Optional[str]:
         """The model's, or the script's where no model is known."""
-        if self.script:
-            return self.script
+        if self.script or self.run_key:
+            return self.script or self.run_key
         source = self.summary or self.line
         return source.fingerprint if source else None
 
@@ -174,9 +177,9 @@ def read_workload(asked: Submission) -> Workload:
     summary = asked.traced.summary if asked.traced else asked.raw.summary
     if settings.model is None and asked.traced is None:
         line = settings.memory_line
-        return Workload(
-            line=line, line_batch=settings.line_batch(line) if line else 0, mem_mib=settings.mem_mib
-        )
+        if line:
+            return Workload(line=line, line_batch=settings.line_batch(line), mem_mib=settings.mem_mib)
+        return Workload(mem_mib=settings.mem_mib, run_key=key_of_script(asked))
     from slurm_gpumem.estimators.resolve import resolve_job
     from slurm_gpumem.summaries.reader import read_summary
 
@@ -188,6 +191,14 @@ def read_workload(asked: Submission) -> Workload:
         gpus=max(asked.gpus.total, 1),
     )
     return Workload(resolved.summary, resolved.job, notes=resolved.notes)
+
+
+def key_of_script(asked: Submission) -> str:
+    """What all runs of the job's script are known by."""
+    from slurm_gpumem.submission.script_key import script_key
+
+    text = asked.script.text() if asked.script else asked.options.get("wrap") or ""
+    return script_key(text, asked.command or asked.raw.line.script_args, os.environ)
 
 
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:

@@ -94,10 +94,11 @@ def turns_budget(job: JobLoad, max_slowdown: float, site_slowdown: float, turns:
 
 def worst_slowdown(utilization: Utilization, share: float, site_slowdown: float, way: str = SHARED) -> float:
     """How many times as long its step takes where others fill up a GPU of which it has that share."""
-    return max(_worst(load, share, site_slowdown, way) for load in loads_of(utilization))
+    return max(worst_of(load, share, site_slowdown, way) for load in loads_of(utilization))
 
 
-def _worst(job: JobLoad, share: float, site_slowdown: float, way: str) -> float:
+def worst_of(job: JobLoad, share: float, site_slowdown: float, way: str) -> float:
+    """The same from a job's metrics."""
     model = packaged()
     site_slowdown = min(site_slowdown, _MOST_OF_USERS) if way == PER_USER else site_slowdown
     beside = scale(model, site_slowdown, SIDE) * max(0.0, 1 - share)

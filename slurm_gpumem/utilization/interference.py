@@ -38,7 +38,8 @@ START: Mapping[str, float] = {
 }
 NAMES = tuple(START)
 POSITIVE = ("roundness", "own", "sensitivity", "pressure")
-_USUAL_STEP = 0.03
+_USUAL_STEP, _USUAL_OCCUPANCY, _USUAL_DRAM = 0.03, 0.3, 0.4
+"""Of a usual job: seconds of a step, and occupancy and memory traffic for each active multiprocessor."""
 _STEPS = (0.002, 0.061)
 """Seconds of the shortest and the longest step in the measured sets; beyond them a step counts as these.
 With the trend carried on, two jobs with steps of 170 ms would do less under MPS than one alone. They do 1.2
@@ -102,12 +103,19 @@ def loads_of(utilization: Utilization) -> Tuple[JobLoad, ...]:
     return (usual, *(usual._replace(active=end, occupancy=min(usual.occupancy, end)) for end in ends))
 
 
+def usual_utilization(active: float, source: str) -> Utilization:
+    """A job that keeps a GPU this busy (0 to 1) and is usual in all else."""
+    percent = 100 * active
+    occupancy, dram = _USUAL_OCCUPANCY * percent, _USUAL_DRAM * percent
+    return Utilization(percent, occupancy, dram, _USUAL_STEP, {}, 1.0, False, source, False)
+
+
 def traits(job: JobLoad) -> Tuple[float, float, float]:
     """By TRAITS: warps and memory traffic for each active multiprocessor, length of a step."""
     active = max(job.active, 0.02)
     return (
-        min(job.occupancy / active, 1.0) - 0.3,
-        min(job.dram / active, 1.0) - 0.4,
+        min(job.occupancy / active, 1.0) - _USUAL_OCCUPANCY,
+        min(job.dram / active, 1.0) - _USUAL_DRAM,
         log(max(_STEPS[0], min(_STEPS[1], job.step)) / _USUAL_STEP),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.formats.remembered import Recipe, write_remembered
 
 pytestmark = pytest.mark.slurm
 
@@ -40,8 +41,8 @@ def test_without_a_setting_a_step_may_take_twice_as_long_and_the_user_hears_it(d
     assert found["max_slowdown"] == 2
     assert found["shards"] == max(found["shards_by_memory"], found["shards_by_activity"])
     said = desk.call("--dry-run", *BUSY).stderr
-    assert "may take up to " in said
-    assert "times as long as alone" in said
+    assert "beside others about " in said
+    assert "times as long as alone, at most " in said
 
 
 def test_where_the_site_ignores_activity_only_memory_decides(desk: Any, site: Any) -> None:
@@ -113,3 +114,32 @@ def test_a_job_of_unknown_activity_gets_its_memorys_share_and_is_told(desk: Any,
     assert any("activity is not known" in warning for warning in found["warnings"])
     said = desk.call("--dry-run", "--explain", *WRITTEN, env=env).stderr
     assert "share: by memory; its activity is unknown" in said
+
+
+def test_memory_by_hand_is_no_way_around_the_rule_where_the_site_says_what_to_assume(
+    desk: Any, site: Any
+) -> None:
+    by_hand = ("job.sh", "--gpu-mem", "4G")
+    limit = '[sharing]\nmax_slowdown = 3\n[node]\nmps = "shared"\n'
+    assert asked(desk, *by_hand, env=site(limit))["shards"] == 4
+    env = site(limit.replace("\n", "\nunknown_activity = 0.5\n", 1))
+    found = asked(desk, *by_hand, env=env)
+    assert found["shards"] == found["shards_by_activity"] > found["shards_by_memory"] == 4
+    said = desk.call("--dry-run", *by_hand, env=env).stderr
+    assert "not measured yet, it counts as 50 % busy (memory alone: 4)" in said
+    light = asked(desk, *by_hand, env=site(limit.replace("\n", "\nunknown_activity = 0.05\n", 1)))
+    assert light["shards"] == 4
+
+
+def test_what_earlier_runs_of_the_script_showed_is_taken_before_what_the_site_assumes(
+    desk: Any, site: Any
+) -> None:
+    env = site('[sharing]\nmax_slowdown = 3\nunknown_activity = 0.1\n[node]\nmps = "shared"\n')
+    by_hand = ("job.sh", "--gpu-mem", "4G")
+    record = parse_record(desk.call("--dry-run", *by_hand, env=env).stdout.partition("--comment=")[2])
+    assert record is not None
+    recipe = Recipe(record.fingerprint, "", "", "", "")
+    file = desk.folder / "remembered.json"
+    write_remembered(file, {}, {recipe: {"a100": [90]}})
+    said = desk.call("--dry-run", *by_hand, env={**env, "GPUMEM_REMEMBERED": str(file)}).stderr
+    assert "its earlier runs kept the GPU 90 % busy (memory alone: 4)" in said

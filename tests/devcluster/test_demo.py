@@ -33,15 +33,20 @@ def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path, tmp_
     assert " 1 resnet50 " in picture[0]
     assert " 2 bert " in picture[0]
     rows = re.findall(
-        r"^\d +(\w+) +([\d.]+) GiB +([\d.]+) GiB +([\d.]+) GiB +COMPLETED$", done.stdout, re.MULTILINE
+        r"^\d +(\w+) +([\d.]+) GiB +([\d.]+) GiB +([\d.]+) GiB +([\d.]+) GiB +COMPLETED$",
+        done.stdout,
+        re.MULTILINE,
     )
     assert [row[0] for row in rows] == ["resnet50", "bert", "mobilenetv3", "vit", "gpt2"]
-    for name, estimated, requested, measured in rows:
-        assert 0 < float(estimated) <= float(requested) <= 40, name
-        assert 0 < float(measured) <= float(requested), name
+    for name, estimated, need, share, measured in rows:
+        assert 0 < float(estimated) <= float(need) <= float(share) <= 40, name
+        assert 0 < float(measured) <= float(need), name
     assert "warning" not in done.stdout
     unprepared = done.stdout.partition("6. A script that nobody prepared")[2]
-    line = r"gpumem: .* batch 128, AdamW, fp32 -> peak [\d.]+ GiB, asking for \d+ GiB .*\n.*memory alone: 3\)"
+    line = (
+        r"gpumem: .* batch 128, AdamW, fp32 -> peak [\d.]+ GiB,\n"
+        r" +asking for \d+ of 40 shards .* keeps the GPU \d+ % busy \(memory alone: 3\)"
+    )
     assert re.search(line, unprepared)
     assert max(map(len, done.stdout.splitlines())) <= 110
     assert list(state_folder.iterdir()) == []

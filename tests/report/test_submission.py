@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any, Optional
 
 import pytest
@@ -23,6 +24,7 @@ from slurm_gpumem.submission.request import GpuRequest, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.submission import HETEROGENEOUS, RawInput, Submission, Workload
+from slurm_gpumem.utilization.interference import usual_utilization
 from tests.estimators.explain.small_trace import small_summary
 
 SHARE = GpuRequest("shard:3", 3, 40, None, False, "3 of 40 shards on an a100", 3, 0)
@@ -57,12 +59,21 @@ def test_the_line_names_the_model_its_peak_and_the_share() -> None:
     assert line.endswith(f" peak {peak:.1f} GiB, asking for 3 GiB (3 of 40 shards on an a100)")
 
 
-def test_what_decided_the_share_and_what_it_may_cost_stand_below_the_line() -> None:
-    busy = Activity(0.5, 2, False, "pressure")
-    share = SHARE._replace(units=20, activity_units=20, reason="20 of 40 shards on an a100")
-    *_, asked, why = submission_line(plan(share, activity=busy)).split("\n")
-    assert asked.endswith("asking for 20 GiB (20 of 40 shards on an a100)")
-    assert why.startswith("for its activity (memory alone: 3)")
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("trace", "it keeps the GPU 60 % busy"),
+        ("remembered", "its earlier runs kept the GPU 60 % busy"),
+        ("assumed", "not measured yet, it counts as 60 % busy"),
+    ],
+)
+def test_why_the_share_is_larger_and_what_it_may_cost_stand_below_the_line(source: str, why: str) -> None:
+    used = usual_utilization(0.6, source)
+    busy = Activity(0.5, 3, False, "pressure", 3, used, "shared")
+    share = SHARE._replace(units=12, activity_units=12, reason="12 of 40 shards on an a100")
+    *_, asked, cost = submission_line(plan(share, activity=busy)).split("\n")
+    assert asked == f"asking for 12 of 40 shards on an a100: {why} (memory alone: 3)"
+    assert re.fullmatch(r"beside others about [0-9.]+ times as long as alone, at most [0-9.]+", cost)
 
 
 @pytest.mark.parametrize("name", ["small.json", "the-model-of-an-experiment-with-a-name-of-some-length.json"])

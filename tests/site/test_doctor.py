@@ -102,6 +102,12 @@ def test_mps_on_nodes_with_one_gpu_is_fine() -> None:
     assert [finding.check for finding in examine(site).findings] == ["accounting-tres"]
 
 
+def test_whoever_has_written_the_way_of_sharing_hears_no_more_of_it() -> None:
+    chosen = {"sharing": {"max_slowdown": 2}, "node": {"mps": "per-user"}}
+    checks = [f.check for f in examine(replace(HEALTHY, site_file="gpumem.toml", tables=chosen)).findings]
+    assert "sharing-unchosen" not in checks
+
+
 def test_a_table_that_knows_all_that_is_known_is_current_in_whatever_order() -> None:
     stated = LEARNED_CONTEXT._replace(learned=tuple(sorted(LEARNED_CONTEXT.learned)))
     table = lua(contexts=(LuaContext("a100", 40_000, stated),))
@@ -140,6 +146,24 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.NOTE,
         "driver-limit",
         "try it on one node",
+    ),
+    "a site file from before the way of sharing was written into it": (
+        replace(HEALTHY, site_file="/etc/slurm/gpumem.toml", tables={"sharing": {"mode": "on"}}),
+        Severity.NOTE,
+        "sharing-unchosen",
+        "write the two keys",
+    ),
+    "no backfill": (
+        config(SchedulerType="sched/builtin"),
+        Severity.WARNING,
+        "no-backfill",
+        "sched/backfill",
+    ),
+    "jobs without a time limit": (
+        replace(HEALTHY, partitions=({**PARTITION, "DefaultTime": "NONE", "MaxTime": "UNLIMITED"},)),
+        Severity.NOTE,
+        "no-time-limit",
+        "DefaultTime=",
     ),
     "an unknown MIG profile": (
         node(Gres="gpu:a100:4,gpu:5g.99gb:1,shard:a100:160"),

@@ -105,6 +105,23 @@ def test_a_job_with_a_whole_gpu_is_not_overtaken_by_small_ones(make_cluster: Any
     assert all((_start(cluster, job) or begun) >= begun for job in late)
 
 
+def test_small_shares_that_end_in_time_flow_around_a_large_one_and_others_wait(
+    make_cluster: Any,
+) -> None:
+    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),))
+    half = submit(cluster, "--gres=shard:20", "--mem=64", "--time=30", command="sleep 600")
+    gpus_of(cluster, [half])
+    large = submit(cluster, "--gres=shard:40", "--mem=64", "--time=30", command="sleep 600")
+    long = submit(cluster, *SMALL, "--time=60", command="sleep 600")
+    short = submit(cluster, *SMALL, "--time=5", command="sleep 600")
+    # Backfill knows that the short one ends before the first half does, so that the large one loses nothing.
+    until(lambda: states(cluster).get(short) == "RUNNING")
+    assert [states(cluster)[job] for job in (large, long)] == ["PENDING", "PENDING"]
+    cluster.run(["scancel", half, short], check=True)
+    until(lambda: states(cluster).get(large) == "RUNNING")
+    assert states(cluster)[long] == "PENDING"
+
+
 def _start(cluster: Cluster, job: str) -> Optional[str]:
     """When it started, as text that sorts by time; None for a job that never did."""
     text = cluster.run(["scontrol", "show", "job", job], check=True).stdout

@@ -23,6 +23,7 @@ from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, write_files
 from slurm_gpumem.site.slurm_conf import partition_memory, wanted_settings
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf_file import Where
+from slurm_gpumem.toml_file import load_toml
 
 A100 = NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu",), 64, 512_000)
 MIXED = NodeGroup("m1", (GpuGroup("a100", 2, 40960), GpuGroup("v100", 1, 16384)), ("gpu", "old"), 32, 128_000)
@@ -347,6 +348,42 @@ def test_a_sites_own_tables_in_gpumem_toml_stay() -> None:
     assert text.count("[recovery]") == 1
     assert '[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmps = "off"\n' in text
     assert toml_file(plan, text) == text
+
+
+def test_partitions_without_a_time_limit_are_named_since_backfill_needs_one() -> None:
+    now = snapshot()
+    endless = {"DefaultTime": "NONE", "MaxTime": "UNLIMITED"}
+    now = replace(now, partitions=tuple({**part, **endless} for part in now.partitions))
+    notes = propose(SetupOptions(), now, memory_of).notes
+    assert [note for note in notes if "has no time limit: DefaultTime=" in note]
+
+
+def tables_of(text: str, folder: Path) -> Dict[str, Any]:
+    (folder / "gpumem.toml").write_text(text)
+    return load_toml(folder / "gpumem.toml")
+
+
+@pytest.mark.parametrize(("placement", "limit"), [("spread", 1.5), ("pack", 1.15)])
+def test_a_new_site_gets_one_server_for_all_users_and_a_written_limit_and_may_change_both(
+    placement: str, limit: float, tmp_path: Path
+) -> None:
+    plan = SitePlan(groups=(), placement=placement)
+    text = toml_file(plan)
+    tables = tables_of(text, tmp_path)
+    assert tables["node"] == {"mps": "shared"}
+    assert tables["sharing"]["max_slowdown"] == limit
+    assert toml_file(plan, text) == text
+    own = text.replace('mps = "shared"', 'mps = "per-user"').replace(
+        f"max_slowdown = {limit}", "max_slowdown = 4"
+    )
+    assert toml_file(plan, own) == own
+
+
+@pytest.mark.parametrize("own", ['[sharing]\nmode = "opt-in"\n', '[job]\noptimizer = "sgd"\n'])
+def test_a_site_that_upgrades_keeps_the_way_of_sharing_that_it_had(own: str, tmp_path: Path) -> None:
+    tables = tables_of(toml_file(SitePlan(groups=()), own), tmp_path)
+    assert "node" not in tables
+    assert "max_slowdown" not in tables["sharing"]
 
 
 def test_the_hooks_are_written_too_with_the_settings_of_this_site(tmp_path: Path) -> None:

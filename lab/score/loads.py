@@ -1,0 +1,131 @@
+"""What `sharing.max_slowdown` does at every load: `python -m lab.score.loads --svg docs/loads.svg`.
+
+The 60 jobs of `lab/data/simulation/60-tasks.csv`, dealt out among three users, arrive on two nodes of four
+H200 as fast as makes up a load: 1 is as much work as the GPUs do with one job on each. What is printed is the
+mean time from submission to the end, as a part of what it is with whole GPUs. All of it is simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import mean
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.simulation.engine import simulate
+from slurm_gpumem.simulation.figures import figures
+from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.policies import find_policy, timing_of, with_conditions
+from slurm_gpumem.simulation.trace_file import read_trace
+from slurm_gpumem.simulation.types import Policy, Setup, SimJob
+from slurm_gpumem.simulation.vary import varied
+from slurm_gpumem.svg import Frame, document, key, text
+
+TRACE = Path(__file__).parents[1] / "data" / "simulation" / "60-tasks.csv"
+FLEET = parse_fleet("2x4xh200", cores_per_node=0)
+LOADS = (0.3, 0.7, 1.0, 2.0)
+LIMITS = (1.15, 1.25, 1.5, 1.99, 2.0, 3.0, 4.0)
+PLACEMENTS = ("pack", "spread")
+WAYS = {"mps-shared": "one server", "mps": "per user"}
+_USERS = "abc"
+_SEEDS = 3
+_COLOURS = ("#4c78a8", "#59a14f", "#f28e2b", "#b3261e")
+
+
+class Point(NamedTuple):
+    """One way of sharing at one load."""
+
+    way: str
+    placement: str
+    load: float
+    limit: float
+    completion: float
+    """Mean time to completion, as a part of that with whole GPUs."""
+    slowdown: float
+    """Mean, while running."""
+
+
+def points(jobs: Sequence[SimJob]) -> List[Point]:
+    """Every way, placement, load and limit."""
+    found = []
+    for load in LOADS:
+        trace = at_load(jobs, load)
+        whole, _ = _played(trace, find_policy("slurm"), "exclusive")
+        for way in WAYS:
+            for placement in PLACEMENTS:
+                for limit in LIMITS:
+                    policy = with_conditions(find_policy(f"slurm-{placement}"), slowdown=limit)
+                    total, slow = _played(trace, policy, way)
+                    found.append(Point(way, placement, load, limit, total / whole, slow))
+    return found
+
+
+def at_load(jobs: Sequence[SimJob], load: float) -> List[SimJob]:
+    """The jobs, of several users, arriving faster or slower so that they make up this load."""
+    span = sum(job.work for job in jobs) / (FLEET.gpus * load)
+    stretch = span / max(job.arrival for job in jobs)
+    return [
+        job._replace(arrival=job.arrival * stretch, user=_USERS[place % len(_USERS)])
+        for place, job in enumerate(jobs)
+    ]
+
+
+def _played(trace: Sequence[SimJob], policy: Policy, way: str) -> Tuple[float, float]:
+    setup = Setup(FLEET, policy, "trace", way, timing_of(policy))
+    runs = [figures(simulate(varied(trace, seed), setup)) for seed in range(_SEEDS)]
+    return mean(run.completion.mean for run in runs), mean(run.slowdown for run in runs)
+
+
+def lines(found: Sequence[Point]) -> List[str]:
+    """A table: a row for each way, placement and limit; completion (and slowdown) by load."""
+    rows = [
+        f"{'way':<12}{'placement':<11}{'limit':>6}" + "".join(f"{f'load {load:g}':>15}" for load in LOADS)
+    ]
+    for way, words in WAYS.items():
+        for placement in PLACEMENTS:
+            for limit in LIMITS:
+                ours = [p for p in found if (p.way, p.placement, p.limit) == (way, placement, limit)]
+                cells = "".join(f"{f'{p.completion:.2f} ({p.slowdown:.2f})':>15}" for p in ours)
+                rows.append(f"{words:<12}{placement:<11}{limit:>6g}{cells}")
+    return rows
+
+
+def svg(found: Sequence[Point]) -> str:
+    """One server: completion against the limit, a line for each load and placement."""
+    shown = [p for p in found if p.way == "mps-shared"]
+    top = max(p.completion for p in shown) * 1.05
+    frame = Frame(640, 400, 64, 24, 20, 52, (1.0, max(LIMITS)), (0.5, top))
+    parts = [frame.column(tick, f"{tick:g}") for tick in (1.0, 1.5, 2.0, 3.0, 4.0)]
+    parts += [frame.level(tick, f"{tick:g}") for tick in (0.5, 1.0, 1.5, 2.0) if tick <= top]
+    title = "time to completion, as a part of that with whole GPUs"
+    middle = (frame.top + frame.base) / 2
+    turned = f' transform="rotate(-90 18 {middle:.1f})"'
+    parts.append(text((frame.left + frame.end) / 2, frame.base + 40, "max_slowdown", "ink", anchor="middle"))
+    parts.append(text(18, middle, title, "ink", anchor="middle", more=turned))
+    for load, colour in zip(LOADS, _COLOURS):
+        for placement, dash in (("spread", ""), ("pack", ' stroke-dasharray="5 4"')):
+            ours = [p for p in shown if (p.load, p.placement) == (load, placement)]
+            places = " ".join(f"{frame.x(p.limit):.1f},{frame.y(p.completion):.1f}" for p in ours)
+            parts.append(
+                f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+            )
+    for place, (load, colour) in enumerate(zip(LOADS, _COLOURS)):
+        parts.append(key(frame.left + 14, frame.top + 16 + 18 * place, colour, f"load {load:g}"))
+    parts.append(text(frame.left + 14, frame.top + 20 + 18 * len(LOADS), "solid: spread; dashed: pack"))
+    return document(frame.width, frame.height, f"{title}, against max_slowdown", parts)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Print the table; draw the plot where a file is named."""
+    parser = argparse.ArgumentParser(prog="python -m lab.score.loads", description=__doc__)
+    parser.add_argument("--svg", type=Path, help="file to draw into")
+    args = parser.parse_args(argv)
+    found = points(read_trace(TRACE))
+    print("\n".join(lines(found)))
+    if args.svg:
+        args.svg.write_text(svg(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
