@@ -28,11 +28,11 @@ mps = "shared"  # gpumem docs sharing-modes
 _SLOWDOWN = """\
 # How many times as long a step may take beside other jobs as alone, as predicted. {limit:g} is the highest of
 # the simulated limits with which jobs end no later, in the mean, than with whole GPUs at any load, where
-# shares {placement} (gpumem docs sharing). A higher one packs more jobs on a GPU: it pays for short
-# jobs and long queues, and single jobs run slower. It can differ by partition: [sharing.partition.NAME]
+# shares {placement} (gpumem docs sharing). A higher one packs more jobs on a GPU: it pays while queues
+# are long, and single jobs run slower. It can differ by partition: [sharing.partition.NAME]
 max_slowdown = {limit:g}
-# A job with memory by hand, of which no run was measured, is taken to keep a GPU half busy: the median of the
-# training jobs that were measured. Without this line its memory alone decides, and it slows others down.
+# A job with memory by hand, of which no run was measured, is taken to keep a GPU half busy, about
+# what usual training jobs do. Without this line its memory alone decides, and it slows others down.
 unknown_activity = 0.5
 """
 _LIMITS = {SPREAD: 1.5, PACK: 1.15}
