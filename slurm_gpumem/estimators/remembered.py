@@ -145,7 +145,6 @@ def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[i
         gpu=gpu.name,
         job=job,
         assumptions=(_told(peaks, gpu),),
-        step=rebuilt.step,
     )
 
 

@@ -57,7 +57,7 @@ LEARNED = {
 CASES = [
     ("runs", "a100", "resnet50"),
     ("reports", "a100", "bert"),
-    # Types that never ran here: one whose context is in doubt, one whose context was measured.
+    # Types that never ran here: one whose context is not known, one whose context was measured.
     ("runs", "v100-32gb", "resnet50"),
     ("runs", "h200", "bert"),
 ]

@@ -128,7 +128,7 @@ def test_by_a_trace_nearly_every_run_gets_the_smallest_profile(
     print(f"{gpu}, request = traced request: {by_request}, smallest {by_request.share:.1%}")
     assert by_request.runs > 2000
     assert by_peak.share >= 0.99
-    # The margin that makes nearly none too small costs some runs a larger profile than they would have needed.
+    # The margin that makes nearly none too small costs some runs a larger profile than they need.
     assert by_request.too_small <= 0.001 * by_request.runs
     assert by_request.share >= LEAST[gpu]
     for coverage in (0.98, 0.95):

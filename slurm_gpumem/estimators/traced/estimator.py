@@ -14,7 +14,7 @@ from slurm_gpumem.estimators.margin import packaged as margins
 from slurm_gpumem.estimators.traced.fragmentation import fragmentation_mib
 from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
-from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, Margin, TrainingJob
 from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
@@ -29,7 +29,7 @@ _PART_OF = {
     "activations": "activations",
     "workspace": "workspace",
 }
-DOUBTED_SCALE = (1.5, 1.5, 1.5)
+LARGER_SCALE = (1.5, 1.5, 1.5)
 """By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
 again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
 _WAYS = {
@@ -71,10 +71,10 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
     )
     if timeline.unseen_autotuning > (max(requests) - context) * MIB:
         warnings = (*warnings, _unseen_autotuning(timeline))
-    doubted = 0
+    larger = 0
     if trace.uses_conv and not gpu.workspaces_measured:
-        wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=DOUBTED_SCALE), settings)
-        doubted = max(0, wider.stats.peak_reserved - timeline.stats.peak_reserved) // MIB
+        wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=LARGER_SCALE), settings)
+        larger = max(0, wider.stats.peak_reserved - timeline.stats.peak_reserved) // MIB
     return Estimate(
         peak_mib=peak,
         request_mib=request_at(requests, margin.coverage),
@@ -85,10 +85,7 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
         job=job,
         warnings=(*warnings, *_warnings(trace, job)),
         assumptions=(_WAYS[trace.way], *_fragmentation_words(varied), *trace.remarks),
-        coverage=margin.coverage,
-        requests=requests,
-        group=TRACE,
-        workspace_doubt_mib=doubted,
+        margin=Margin(margin.coverage, requests, TRACE, workspace_mib=larger),
     )
 
 
