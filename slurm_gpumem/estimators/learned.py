@@ -17,7 +17,7 @@ from typing import Any, Dict, Mapping, Optional
 
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.estimators.environment import loads_eagerly, without_context_margin
-from slurm_gpumem.estimators.remembered import plain_gpu
+from slurm_gpumem.estimators.gpus import plain_gpu
 from slurm_gpumem.estimators.types import SITE_SUFFIX, Estimate, Gpu
 from slurm_gpumem.text import count
 

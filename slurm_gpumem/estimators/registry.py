@@ -14,9 +14,9 @@ from slurm_gpumem.estimators.types import SITE_SUFFIX, CustomForward, Estimate, 
 from slurm_gpumem.summaries.types import ModelSummary
 
 ESTIMATORS = {
-    "corrected": "slurm_gpumem.estimators.corrected",
-    "trace": "slurm_gpumem.estimators.traced",
-    "structural": "slurm_gpumem.estimators.structural",
+    "corrected": "slurm_gpumem.estimators.corrected.estimator",
+    "trace": "slurm_gpumem.estimators.traced.estimator",
+    "structural": "slurm_gpumem.estimators.structural.estimator",
     "horus": "slurm_gpumem.estimators.published.formulas:horus",
     "horus-authors": "slurm_gpumem.estimators.published.formulas:horus_authors",
     "faketensor": "slurm_gpumem.estimators.published.formulas:faketensor",
