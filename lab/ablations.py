@@ -28,12 +28,15 @@ from slurm_gpumem import estimators
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.corrected import estimator as corrected
 from slurm_gpumem.estimators.corrected.similar import SimilarModels
-from slurm_gpumem.estimators.traced import estimator as traced
+from slurm_gpumem.estimators.structural import modules
+from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.traced import replay
 from slurm_gpumem.estimators.types import CustomForward
 from slurm_gpumem.estimators.workspaces import convolutions, fourier
 
 BLIND = ("blind", "fresh", "third-blind", "fourth-blind", "fifth-blind", "sixth")
+_FORWARDS = ("registry", "attentions", "experts", "gates", "heads", "states")
+"""Modules of the rules of known classes."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,13 @@ MECHANISMS: Dict[str, Mechanism] = {
         ("corrected/custom_forward.py",),
         texts=True,
     ),
-    "fragmentation": Mechanism(traced, "fragmentation_mib", lambda *_: 0, ("traced/fragmentation.py",)),
+    "known classes": Mechanism(
+        modules,
+        "forward_of",
+        lambda *_: None,
+        tuple(f"structural/forwards/{name}.py" for name in _FORWARDS),
+        texts=True,
+    ),
     "autotuning": Mechanism(
         replay,
         "_autotuning",
@@ -133,7 +142,7 @@ def without(name: str) -> Iterator[None]:
 
 def _forget() -> None:
     """Answers that are kept were made with other mechanisms."""
-    for kept in (convolutions._bytes, convolutions._usual):
+    for kept in (convolutions._bytes, convolutions._usual, corrected._structural, rebuild):
         if hasattr(kept, "cache_clear"):
             kept.cache_clear()
 

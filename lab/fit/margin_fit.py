@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 from lab.score.accuracy import quantile
 from slurm_gpumem.estimators.coverage import LEVELS, between
-from slurm_gpumem.estimators.margin import FORMAT, TRACE, Margin
+from slurm_gpumem.estimators.margin import FORMAT, TRACE, GroupMargin
 
 COVERAGE: Mapping[str, float] = {
     "complete": 0.98,
@@ -69,11 +69,11 @@ def fit(needs: Sequence[Need]) -> Dict[str, Any]:
     }
 
 
-def fit_group(needs: Sequence[Need], coverage: float) -> Margin:
+def fit_group(needs: Sequence[Need], coverage: float) -> GroupMargin:
     """The powers that ask for least at the coverage, and the steps in their units."""
     traces = _are_traces(needs)
     tried = [
-        _with_steps(needs, Margin((), *powers, coverage))
+        _with_steps(needs, GroupMargin((), *powers, coverage))
         for powers in (
             (spread, size, batch)
             for spread in SPREAD_POWERS
@@ -84,7 +84,7 @@ def fit_group(needs: Sequence[Need], coverage: float) -> Margin:
     return min(tried, key=lambda margin: _loss(needs, margin))
 
 
-def _with_steps(needs: Sequence[Need], margin: Margin) -> Margin:
+def _with_steps(needs: Sequence[Need], margin: GroupMargin) -> GroupMargin:
     units = ((one, margin.unit_mib(one.peak, one.batch, one.spread)) for one in needs)
     ordered = sorted((one.need - one.peak) / unit for one, unit in units)
     count = len({one.unit for one in needs})
@@ -99,13 +99,13 @@ def _are_traces(needs: Sequence[Need]) -> bool:
     return all(one.group == TRACE for one in needs)
 
 
-def _loss(needs: Sequence[Need], margin: Margin) -> float:
+def _loss(needs: Sequence[Need], margin: GroupMargin) -> float:
     asked = [request(one, margin) for one in needs]
     ratios = [made / (one.need + one.moved) for made, one in zip(asked, needs)]
     return sum(asked) / sum(one.need + one.moved for one in needs) + share(r > GRUMBLE for r in ratios)
 
 
-def request(one: Need, margin: Margin, coverage: Optional[float] = None) -> float:
+def request(one: Need, margin: GroupMargin, coverage: Optional[float] = None) -> float:
     """What is asked for, the job's own context included."""
     unit = margin.unit_mib(one.peak, one.batch, one.spread)
     return one.peak + between(margin.steps, coverage or margin.coverage) * unit + one.moved

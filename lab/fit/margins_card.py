@@ -10,7 +10,7 @@ from lab.fit.margin_fit import COVERAGE, Need, fit_group, request, share
 from lab.score.accuracy import quantile
 from slurm_gpumem.estimators import margin
 from slurm_gpumem.estimators.coverage import EXPLAINED, between
-from slurm_gpumem.estimators.margin import Margin
+from slurm_gpumem.estimators.margin import GroupMargin
 
 _HEAD = (
     "| text | code | runs | median / P90 | coverage | below need | Σ request / Σ need | > 1.5 × / > 2 × |",
@@ -73,7 +73,7 @@ def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mappi
     return lines
 
 
-def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, Margin]]) -> List[str]:
+def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, GroupMargin]]) -> List[str]:
     """What to expect of hand-written networks by somebody whose networks were not measured."""
     written = [one for one in needs if one.tool == "torchinfo_deep" and one.author]
     lines = [
@@ -108,7 +108,7 @@ def _checks(needs: Sequence[Need]) -> List[str]:
 
 
 def _line(
-    name: str, own: Sequence[Need], by_fold: Sequence[Mapping[str, Margin]], coverage: Optional[float]
+    name: str, own: Sequence[Need], by_fold: Sequence[Mapping[str, GroupMargin]], coverage: Optional[float]
 ) -> str:
     errors = sorted(abs((one.peak + one.moved) / (one.need + one.moved) - 1) for one in own)
     asked = [request(one, by_fold[one.fold][one.group], coverage) for one in own]

@@ -48,7 +48,7 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
                 if (run.summary, tool) not in parsed:
                     parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
                 summary = parsed[run.summary, tool]
-                walk = rebuild(summary, run.job, run.gpu)
+                walk = rebuild(summary, run.job)
             except GpumemError:
                 continue  # the same texts are counted and named by `gpumem accuracy`
             found.append(

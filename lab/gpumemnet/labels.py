@@ -19,8 +19,8 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.environment import Environment, in_environment
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.published.gpumemnet.features import CNN, MLP, TRANSFORMER
-from slurm_gpumem.estimators.structural import estimate as structural
-from slurm_gpumem.estimators.traced import estimate as traced
+from slurm_gpumem.estimators.structural.estimator import estimate as structural
+from slurm_gpumem.estimators.traced.estimator import estimate as traced
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 
 EDGES: Dict[str, Tuple[int, ...]] = {

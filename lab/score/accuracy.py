@@ -20,7 +20,7 @@ from slurm_gpumem.estimators.corrected.estimator import corrected
 from slurm_gpumem.estimators.corrected.similar import SimilarModels, packaged
 from slurm_gpumem.estimators.coverage import between
 from slurm_gpumem.estimators.fitted_file import read_json
-from slurm_gpumem.estimators.margin import TRACE, Margin
+from slurm_gpumem.estimators.margin import TRACE, GroupMargin
 from slurm_gpumem.estimators.margin import from_json as margins_from_json
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.summaries.reader import read_summary
@@ -188,7 +188,7 @@ class _HeldOut:
     def __init__(self) -> None:
         self._traces: Optional[Dict[str, Traced]] = None
         self._models: List[SimilarModels] = []
-        self._margin_folds: List[Mapping[str, Margin]] = []
+        self._margin_folds: List[Mapping[str, GroupMargin]] = []
 
     def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
         if not self._models:
@@ -199,7 +199,7 @@ class _HeldOut:
         number = folds.fold_of_name(str(run.row.get("model", run.summary)))
         return corrected(summary, run.job, run.gpu, self._models[number], self._margins(run))
 
-    def _margins(self, run: MeasuredRun) -> Mapping[str, Margin]:
+    def _margins(self, run: MeasuredRun) -> Mapping[str, GroupMargin]:
         """The margins by a fit without the run's family or kind."""
         if not self._margin_folds:
             content = read_json(MARGIN_FOLDS)

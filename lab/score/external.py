@@ -95,8 +95,8 @@ def estimates(
         )
         made = run(estimator, known[name], job, find_gpu(row.get("gpu") or gpu))
         context = made.parts["context"] if row.get("reserved") == "1" else 0
-        peak, request = made.base or (made.peak_mib, made.request_mib)
-        found.append(Row(name, int(row["measured_mib"]) + context, made, (peak, request)))
+        base = made.original()
+        found.append(Row(name, int(row["measured_mib"]) + context, made, (base.peak_mib, base.request_mib)))
     return found
 
 

@@ -91,7 +91,7 @@ def judge(
                 if (run.summary, tool) not in parsed:
                     parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
                 summary = parsed[run.summary, tool]
-                walk = rebuild(summary, run.job, run.gpu)
+                walk = rebuild(summary, run.job)
             except GpumemError:
                 continue
             seen = TextQuality(guessed=walk.has_guesses)

@@ -49,7 +49,7 @@ def assumptions(
 
 def _is_seen(summary: ModelSummary, estimate: Optional[Estimate]) -> bool:
     """Whether the script itself was traced: its loss, its checkpoints and its batches are no assumption."""
-    by_trace = estimate is not None and estimate.group == "trace"
+    by_trace = estimate is not None and estimate.margin.group == "trace"
     return by_trace and summary.trace is not None and summary.trace.job.loss == "script"
 
 

@@ -35,14 +35,15 @@ def with_coverage(estimate: Estimate, coverage: float) -> Estimate:
     """The estimate with the request of another coverage; a warning where it has none to choose from."""
     if not LEAST <= coverage <= MOST:
         raise UsageError(f"the coverage must lie between {LEAST} and {MOST}, not {coverage:g}")
-    if not estimate.requests:
+    margin = estimate.margin
+    if not margin.requests:
         said = f"coverage {coverage:g} is not used: the estimator {estimate.estimator} has one request only"
         return replace(estimate, warnings=(*estimate.warnings, said))
     return replace(
         estimate,
-        request_mib=request_at(estimate.requests, coverage),
-        coverage=coverage,
-        base=_base(estimate),
+        request_mib=request_at(margin.requests, coverage),
+        margin=margin._replace(coverage=coverage),
+        base=estimate.original(),
     )
 
 
@@ -51,8 +52,8 @@ def within(estimate: Estimate, gpu: Gpu) -> Estimate:
 
     The same where only a context that nobody measured brings the peak there: with it no job could run.
     """
-    least = estimate.peak_mib - estimate.spare_mib
-    if not estimate.requests or not estimate.request_mib > gpu.usable_mib >= least:
+    least = estimate.peak_mib - estimate.margin.spare_mib
+    if not estimate.margin.requests or not estimate.request_mib > gpu.usable_mib >= least:
         return estimate
     beyond = max(0, estimate.peak_mib - gpu.usable_mib)
     said = (
@@ -65,15 +66,10 @@ def within(estimate: Estimate, gpu: Gpu) -> Estimate:
         parts={name: size - (beyond if name == "context" else 0) for name, size in estimate.parts.items()},
         floor_mib=min(estimate.floor_mib, gpu.usable_mib),
         request_mib=gpu.usable_mib,
-        wanted_mib=estimate.request_mib,
-        base=_base(estimate),
+        margin=estimate.margin._replace(wanted_mib=estimate.request_mib),
+        base=estimate.original(),
         warnings=(*estimate.warnings, said),
     )
-
-
-def _base(estimate: Estimate) -> Tuple[int, int]:
-    """Peak and request as estimated: what a site learns from must not follow what one job asked for."""
-    return estimate.base or (estimate.peak_mib, estimate.request_mib)
 
 
 _REMEDIES: Mapping[str, Tuple[str, ...]] = {
@@ -85,11 +81,11 @@ _REMEDIES: Mapping[str, Tuple[str, ...]] = {
 
 def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
     """What would make the margin smaller."""
-    found = list(_REMEDIES.get(estimate.group, ("a trace (gpumem trace)",)))
-    if estimate.group != "trace":
+    found = list(_REMEDIES.get(estimate.margin.group, ("a trace (gpumem trace)",)))
+    if estimate.margin.group != "trace":
         found.append("one measured run (its peak is remembered)")
     if not gpu.measured and not estimate.job.torch:
         found.append("--torch with the job's torch.__version__")
-    if not gpu.measured or gpu.context_doubt_mib:
+    if not gpu.measured or gpu.context_margin_mib:
         found.append(f"gpumem calibrate on {gpu.name}")
     return tuple(found)

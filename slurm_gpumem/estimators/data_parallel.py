@@ -51,7 +51,7 @@ def with_nccl(found: Estimate) -> Estimate:
         peak_mib=found.peak_mib + nccl,
         request_mib=found.request_mib + nccl,
         floor_mib=found.floor_mib + nccl,
-        requests=tuple(at + nccl for at in found.requests),
+        margin=found.margin._replace(requests=tuple(at + nccl for at in found.margin.requests)),
         parts={**found.parts, "workspace": found.parts["workspace"] + nccl},
     )
 

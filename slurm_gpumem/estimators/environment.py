@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import Base, Estimate, Gpu, TrainingJob
 from slurm_gpumem.toml_file import load_toml
 
 FOLDER = "environments"
@@ -37,13 +37,13 @@ _SURELY_LAZY_TORCH, _SURELY_LAZY_CUDA, _SURELY_LAZY_CAPABILITY = (2, 8), (12, 0)
 in a document: not checked."""
 _SIZE_CAP = 4096
 _NOT_MEASURED = " was not measured here: "
-WORKSPACE_DOUBT = 8
+WORKSPACE_MARGIN = 8
 """Added to a traced request at least, in per cent of the peak, where convolutions run on a GPU whose cuDNN
 choices nobody measured: of 292 public runs on A100s it left 1.7 % too small, and 8.6 % without. A model that
-depends on workspaces more gets what larger ones would add (`workspace_doubt_mib`)."""
+depends on workspaces more gets what larger ones would add (`Margin.workspace_mib`)."""
 HELD_ELSEWHERE = 0.96
 """The share of those runs that requests so widened held at least: 1 to 4 % were too small."""
-OTHER_DOUBT = 2
+OTHER_MARGIN = 2
 """The same without convolutions, and beside those workspaces: almost everything else carries over exactly.
 A choice, not a fit."""
 
@@ -133,7 +133,7 @@ def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
         context_conv_mib=conv,
         context_matmul_mib=matmul,
         context_mib=both,
-        context_doubt_mib=max(0, max(sizes) - both),
+        context_margin_mib=max(0, max(sizes) - both),
         context_spare_mib=max(0, both - min(sizes)),
         source=f"context as on {taken.gpu} ({taken.source})",
     )
@@ -154,11 +154,11 @@ def _whole(entry: Measured) -> int:
     return entry.contexts[3] or 0
 
 
-def workspace_doubt(gpu: Gpu, convolutions: bool) -> int:
+def workspace_margin(gpu: Gpu, convolutions: bool) -> int:
     """What a traced request gets at least where nobody measured workspaces, in per cent of the peak."""
     if gpu.workspaces_measured:
         return 0
-    return WORKSPACE_DOUBT if convolutions else OTHER_DOUBT
+    return WORKSPACE_MARGIN if convolutions else OTHER_MARGIN
 
 
 def measured_where(gpu: Gpu, estimate: Estimate) -> Dict[str, Any]:
@@ -167,11 +167,12 @@ def measured_where(gpu: Gpu, estimate: Estimate) -> Dict[str, Any]:
     taken = here.context_mib
     own = "here" if gpu.calibrated else "on such a GPU"
     context = own if here.measured and here.context_mib == gpu.context_mib else "elsewhere"
-    bounds = [taken - here.context_spare_mib, taken + here.context_doubt_mib]
-    if estimate.context_learned:
+    bounds = [taken - here.context_spare_mib, taken + here.context_margin_mib]
+    learned = estimate.original().learned_mib
+    if learned is not None:
         context = "in jobs here"
         # Jobs show it relative to the context of those of which nothing is known.
-        bounds = [max(1, in_environment(gpu, Environment()).context_mib + estimate.learned_mib)] * 2
+        bounds = [max(1, in_environment(gpu, Environment()).context_mib + learned)] * 2
     return {
         "context": context,
         "context_mib": bounds,
@@ -187,7 +188,7 @@ def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convoluti
     found: List[str] = []
     context = estimate.parts["context"]
     elsewhere = context - _same_libraries(context, gpu, usual)
-    request = estimate.request_mib + gpu.context_doubt_mib
+    request = estimate.request_mib + gpu.context_margin_mib
     if not gpu.entry:
         found.append(
             f"GPU type {gpu.name} is not in the table; `gpumem calibrate` on such a node asks the driver "
@@ -196,8 +197,8 @@ def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convoluti
     if not gpu.measured:
         found.append(_said_of_context(gpu))
     if traced and not gpu.workspaces_measured:
-        least = estimate.peak_mib * workspace_doubt(gpu, convolutions) // 100
-        own = estimate.peak_mib * OTHER_DOUBT // 100 + estimate.workspace_doubt_mib
+        least = estimate.peak_mib * workspace_margin(gpu, convolutions) // 100
+        own = estimate.peak_mib * OTHER_MARGIN // 100 + estimate.margin.workspace_mib
         request += max(least, own)
         if convolutions:
             much = f", the request with {own} MiB more for larger ones" if own > least else ""
@@ -209,24 +210,18 @@ def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convoluti
         return estimate
     # Few environments are known: the margin is the most that was seen, at any coverage.
     more = request - estimate.request_mib
+    base = Base(estimate.peak_mib - elsewhere, request - gpu.context_margin_mib - elsewhere)
     return replace(
         estimate,
         request_mib=request,
-        requests=tuple(at + more for at in estimate.requests),
         floor_mib=max(1, estimate.floor_mib - gpu.context_spare_mib),
-        spare_mib=min(gpu.context_spare_mib, max(0, context - LEAST_CONTEXT_MIB)),
-        base=_base(
-            estimate.peak_mib - elsewhere,
-            request - gpu.context_doubt_mib - elsewhere,
-            estimate.peak_mib,
-            request,
+        margin=estimate.margin._replace(
+            requests=tuple(at + more for at in estimate.margin.requests),
+            spare_mib=min(gpu.context_spare_mib, max(0, context - LEAST_CONTEXT_MIB)),
         ),
+        base=None if base == Base(estimate.peak_mib, request) else base,
         assumptions=(*estimate.assumptions, *found),
     )
-
-
-def _base(peak: int, request: int, now_peak: int, now_request: int) -> Optional[Tuple[int, int]]:
-    return None if (peak, request) == (now_peak, now_request) else (peak, request)
 
 
 def _same_libraries(context: int, gpu: Gpu, usual: Gpu) -> int:
@@ -237,7 +232,7 @@ def _same_libraries(context: int, gpu: Gpu, usual: Gpu) -> int:
     return context
 
 
-def without_context_doubt(assumptions: Sequence[str]) -> Tuple[str, ...]:
+def without_context_margin(assumptions: Sequence[str]) -> Tuple[str, ...]:
     """What an estimate assumes where the context is known after all."""
     return tuple(text for text in assumptions if _NOT_MEASURED not in text)
 
@@ -245,7 +240,7 @@ def without_context_doubt(assumptions: Sequence[str]) -> Tuple[str, ...]:
 def _said_of_context(gpu: Gpu) -> str:
     """Which context is taken, between which documented ones, and what would tell."""
     taken = gpu.context_mib
-    least, most = taken - gpu.context_spare_mib, taken + gpu.context_doubt_mib
+    least, most = taken - gpu.context_spare_mib, taken + gpu.context_margin_mib
     said = f"the CUDA context on {gpu.name}{_NOT_MEASURED}"
     if least == most:
         return said + f"{taken} MiB elsewhere (gpumem calibrate measures it)"

@@ -38,6 +38,7 @@ _NUMBERS = (
 _NOISE = {"nvidia", "tesla", "geforce", "quadro", "gpu", "graphics", "generation", "edition"}
 _SEVEN = 7
 _MEMORY_WORD = re.compile(r"([0-9]+)(?:gb?|gib)?")
+_GPU_NAME = r"rtx[ _-]?(?:pro[ _-]?|a)?[0-9]{4}|(?:mi|[a-z]{1,2})[0-9]{1,4}[a-z]{0,2}"
 
 Entry = Dict[str, Any]
 
@@ -126,6 +127,15 @@ def family_of(name: str) -> str:
     """
     matched = _match(gpu_in(name) or name, None, _package_entries())
     return matched.split("-")[0] if matched else ""
+
+
+def plain_gpu(name: str) -> str:
+    """What is common to the names of one GPU type: "a100" of "nvidia_a100-sxm4-40gb" and of "A100"."""
+    family = family_of(name)
+    if family:
+        return family
+    match = re.search(_GPU_NAME, name.lower().replace("nvidia", ""))
+    return re.sub(r"[ _-]", "", match[0]) if match else name.lower()
 
 
 # -- MIG instances -------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Dict, Mapping, Optional
 
 from slurm_gpumem.config.paths import beside_site_config
-from slurm_gpumem.estimators.environment import loads_eagerly, without_context_doubt
-from slurm_gpumem.estimators.remembered import plain_gpu
+from slurm_gpumem.estimators.environment import loads_eagerly, without_context_margin
+from slurm_gpumem.estimators.gpus import plain_gpu
 from slurm_gpumem.estimators.types import SITE_SUFFIX, Estimate, Gpu
 from slurm_gpumem.text import count
 
@@ -93,10 +93,10 @@ def adjusted(estimate: Estimate) -> Estimate:
 
 def _with(estimate: Estimate, constant: GpuConstant) -> Estimate:
     # Jobs were compared with what is estimated where nothing is known of the environment.
-    peak, request = base = estimate.base or (estimate.peak_mib, estimate.request_mib)
+    base = estimate.original()
     context = estimate.parts["context"]
-    move = max(peak + constant.mib - estimate.peak_mib, 1 - context)
-    widen = request + constant.mib - estimate.request_mib
+    move = max(base.peak_mib + constant.mib - estimate.peak_mib, 1 - context)
+    widen = base.request_mib + constant.mib - estimate.request_mib
     if loads_eagerly(estimate.job):
         # Few jobs do: what the others took does not make its context smaller.
         move, widen = max(move, 0), max(widen, 0)
@@ -105,18 +105,17 @@ def _with(estimate: Estimate, constant: GpuConstant) -> Estimate:
         estimate,
         peak_mib=peak,
         request_mib=max(peak, estimate.request_mib + widen),
-        requests=tuple(max(peak, at + widen) for at in estimate.requests),
+        margin=estimate.margin._replace(
+            requests=tuple(max(peak, at + widen) for at in estimate.margin.requests), spare_mib=0
+        ),
         floor_mib=min(max(1, estimate.floor_mib + min(move, 0)), peak),
         parts={**estimate.parts, "context": context + move},
         estimator=estimate.estimator + SITE_SUFFIX,
         assumptions=(
-            *without_context_doubt(estimate.assumptions),
+            *without_context_margin(estimate.assumptions),
             f"the CUDA context on {estimate.gpu} as in jobs here: {constant}",
         ),
-        spare_mib=0,
-        base=base,
-        learned_mib=constant.mib,
-        context_learned=True,
+        base=base._replace(learned_mib=constant.mib),
     )
 
 
@@ -133,7 +132,7 @@ def with_learned(gpu: Gpu, path: Optional[str] = None) -> Gpu:
         return gpu
     return replace(
         gpu,
-        context_doubt_mib=0,
+        context_margin_mib=0,
         context_spare_mib=0,
         context_bare_mib=max(1, gpu.context_for(conv=False, matmul=False) + constant.mib),
         context_conv_mib=max(1, gpu.context_for(conv=True, matmul=False) + constant.mib),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.environment import WORKSPACE_DOUBT
+from slurm_gpumem.estimators.environment import WORKSPACE_MARGIN
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.memory_line import (
     CONTEXTS,
@@ -121,7 +121,8 @@ class _Sampler:
         self.unmeasured_percent: Optional[int] = None
         # What the site learned of this GPU's context stays out of the line: whoever reads the line adds what
         # was learned of the job's own GPU.
-        self._learned = self._run(job.batch_size, self.gpu(_LARGE_WORKSPACE)).learned_mib
+        made = self._run(job.batch_size, self.gpu(_LARGE_WORKSPACE))
+        self._learned = made.original().learned_mib or 0
 
     def gpu(self, workspace: int, context: int = _CONTEXT_MIB, step: int = 0) -> Gpu:
         """A GPU with this cuBLAS workspace and context; the kinds of context differ by `step`."""
@@ -158,7 +159,7 @@ class _Sampler:
             made = self._run(batch, replace(known, workspaces_measured=False))
             shares.append((made.request_mib - self.at(batch, known).request_mib) / made.peak_mib)
         percent = min(999, ceil(max(shares) * 100))
-        self.unmeasured_percent = percent if percent > WORKSPACE_DOUBT else None
+        self.unmeasured_percent = percent if percent > WORKSPACE_MARGIN else None
 
     def at(self, batch: int, gpu: Gpu) -> Knot:
         """The estimate, as a knot with its context."""

@@ -34,7 +34,7 @@ _UNIT_MIB = 4096.0
 """A job of this size and batch size 1 has a margin of its steps times this, where its spread is 1."""
 
 
-class Margin(NamedTuple):
+class GroupMargin(NamedTuple):
     """The margin of a group of jobs."""
 
     steps: Tuple[float, ...]
@@ -65,13 +65,13 @@ def trace_spread(fixed_mib: float, peak_mib: float) -> float:
 
 
 @lru_cache(maxsize=1)
-def packaged() -> Mapping[str, Margin]:
+def packaged() -> Mapping[str, GroupMargin]:
     """The package's own, by group."""
     path = data_path("models", FILE)
     return from_json(read_json(path), str(path))
 
 
-def from_json(content: Any, where: str) -> Dict[str, Margin]:
+def from_json(content: Any, where: str) -> Dict[str, GroupMargin]:
     """Check and take what a file says."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit` writes it")
@@ -81,7 +81,7 @@ def from_json(content: Any, where: str) -> Dict[str, Margin]:
         raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again") from None
 
 
-def _margin(entry: Mapping[str, Any]) -> Margin:
+def _margin(entry: Mapping[str, Any]) -> GroupMargin:
     steps = tuple(usable_number(step) for step in entry["steps"])
     if len(steps) != len(LEVELS) or list(steps) != sorted(steps) or steps[0] < 0:
         raise ValueError(f"steps must be {len(LEVELS)} rising numbers of at least 0")
@@ -91,4 +91,4 @@ def _margin(entry: Mapping[str, Any]) -> Margin:
     coverage = usable_number(entry["coverage"])
     if not LEAST <= coverage <= MOST:
         raise ValueError(f"a coverage must lie between {LEAST} and {MOST}")
-    return Margin(steps, coverage=coverage, **powers)
+    return GroupMargin(steps, coverage=coverage, **powers)

@@ -18,7 +18,7 @@ from math import floor
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.environment import workspace_doubt
+from slurm_gpumem.estimators.environment import workspace_margin
 from slurm_gpumem.estimators.remembered import variant
 from slurm_gpumem.estimators.types import INPUT_DTYPES, LOSSES, Estimate, Gpu, TrainingJob
 
@@ -104,9 +104,9 @@ class MemoryLine(NamedTuple):
             peak, request = peak + self.small_shift[0], request + self.small_shift[1]
         context = self.context_mib(gpu)
         peak = max(1, peak + context * self.context_peak // 100)
-        margin = gpu.context_doubt_mib
+        margin = gpu.context_margin_mib
         if self.estimator.split("+")[0] == "trace":
-            percent = workspace_doubt(gpu, self.context in ("conv", "both"))
+            percent = workspace_margin(gpu, self.context in ("conv", "both"))
             if percent and self.unmeasured_percent is not None:
                 percent = self.unmeasured_percent
             margin += peak * percent // 100

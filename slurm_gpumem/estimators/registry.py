@@ -14,9 +14,9 @@ from slurm_gpumem.estimators.types import SITE_SUFFIX, CustomForward, Estimate, 
 from slurm_gpumem.summaries.types import ModelSummary
 
 ESTIMATORS = {
-    "corrected": "slurm_gpumem.estimators.corrected",
-    "trace": "slurm_gpumem.estimators.traced",
-    "structural": "slurm_gpumem.estimators.structural",
+    "corrected": "slurm_gpumem.estimators.corrected.estimator",
+    "trace": "slurm_gpumem.estimators.traced.estimator",
+    "structural": "slurm_gpumem.estimators.structural.estimator",
     "horus": "slurm_gpumem.estimators.published.formulas:horus",
     "horus-authors": "slurm_gpumem.estimators.published.formulas:horus_authors",
     "faketensor": "slurm_gpumem.estimators.published.formulas:faketensor",
@@ -58,7 +58,7 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
     # model is stored.
     stored = summary.trace is None and by_trace(estimate)
     name = "auto" if stored or estimate.estimator in FROM_RUNS else estimate.estimator
-    coverage = estimate.coverage if estimate.requests else None
+    coverage = estimate.margin.coverage if estimate.margin.requests else None
     return lambda job: run(name, summary, job, gpu, coverage)
 
 
@@ -138,7 +138,9 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
         found = _run((DEFAULT if summary.trace is None else TRACE) + SITE_SUFFIX, summary, job, gpu)
         # Whoever decides by it must know that it is a guess.
         guess = summary.trace is None and not summary.has_shapes
-        return replace(found, custom_forward=custom_forward(summary)) if guess else found
+        if guess:
+            found = replace(found, margin=found.margin._replace(custom_forward=custom_forward(summary)))
+        return found
     if name.endswith(SITE_SUFFIX):
         from slurm_gpumem.estimators.learned import adjusted
 

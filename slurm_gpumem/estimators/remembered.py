@@ -8,7 +8,6 @@ and the GPU type are. Peaks are read from a small file that the accounting write
 from __future__ import annotations
 
 import os
-import re
 from itertools import chain
 from math import ceil
 from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Tuple
@@ -17,7 +16,7 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpus import family_of
+from slurm_gpumem.estimators.gpus import plain_gpu
 from slurm_gpumem.estimators.mig import gpu_in
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.formats.gpu_names import profile_name
@@ -35,7 +34,6 @@ _LEAST_RESERVE = 0.02
 _ONE_RUN_RESERVE = 0.2
 """Above the peak of a single run of a script of which nothing else is known; two runs need half of it, and so
 on. A choice, not a measurement: a run that needs more costs a requeue on a whole GPU."""
-_GPU_NAME = re.compile(r"rtx[ _-]?(?:pro[ _-]?|a)?[0-9]{4}|(?:mi|[a-z]{1,2})[0-9]{1,4}[a-z]{0,2}")
 
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
@@ -138,7 +136,7 @@ def _counts(measured_on: str, gpu: Gpu, *, whole_too: bool) -> bool:
 
 def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[int, ...]) -> Estimate:
     """An estimate that rests on measured peaks; where the memory goes is the structural estimator's word."""
-    from slurm_gpumem.estimators.structural import estimate as structural
+    from slurm_gpumem.estimators.structural.estimator import estimate as structural
 
     rebuilt = structural(summary, job, gpu)
     least, most = min(peaks), max(peaks)
@@ -152,7 +150,6 @@ def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[i
         gpu=gpu.name,
         job=job,
         assumptions=(_told(peaks, gpu),),
-        step=rebuilt.step,
     )
 
 
@@ -174,15 +171,6 @@ def variant(job: TrainingJob) -> str:
         job.input_dtype if job.input_dtype != usual.input_dtype else "",
     ]
     return "+".join(word for word in words if word)
-
-
-def plain_gpu(name: str) -> str:
-    """What is common to the names of one GPU type: "a100" of "nvidia_a100-sxm4-40gb" and of "A100"."""
-    family = family_of(name)
-    if family:
-        return family
-    match = _GPU_NAME.search(name.lower().replace("nvidia", ""))
-    return re.sub(r"[ _-]", "", match[0]) if match else name.lower()
 
 
 def remembered_files() -> List[str]:

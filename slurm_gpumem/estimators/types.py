@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES, OptimizerRule
 
 if TYPE_CHECKING:
-    # The tape is needed for a model only: a job that names its memory by hand starts without it.
-    from slurm_gpumem.estimators.tape import Tape
     from slurm_gpumem.summaries.types import ModelSummary
 
 OPTIMIZERS = tuple(OPTIMIZER_RULES)
@@ -146,7 +144,7 @@ class Gpu:
     """Whether cuDNN's workspaces were measured on such a GPU."""
     workspace_scale: Tuple[float, ...] = ()
     """What they take there as a multiple of the table's: fp32, fp16, bf16; empty where they are as in it."""
-    context_doubt_mib: int = 0
+    context_margin_mib: int = 0
     """How much larger the context may be than is known here,"""
     context_spare_mib: int = 0
     """... and how much smaller."""
@@ -241,18 +239,37 @@ class CustomForward(NamedTuple):
         return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"
 
 
-class TrainingStep(Protocol):
-    """A training step that was rebuilt from a summary."""
+class Margin(NamedTuple):
+    """What is known of the distance between an estimate's peak and its request."""
 
-    @property
-    def tape(self) -> Tape:
-        """Its operations."""
-        ...
+    coverage: Optional[float] = None
+    """Share of such jobs for which the request is enough; models/margins.md has results on held-out jobs."""
+    requests: Tuple[int, ...] = ()
+    """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
+    group: str = ""
+    """The group of jobs whose measured needs decide it (models/margins.json); "" where none does."""
+    workspace_mib: int = 0
+    """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
+    spare_mib: int = 0
+    """How much smaller the peak may be: the context was taken from the larger of several environments."""
+    wanted_mib: Optional[int] = None
+    """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
+    custom_forward: Optional[CustomForward] = None
+    """The code that the text could not show, where the margin is wider because of it."""
 
-    @property
-    def has_guesses(self) -> bool:
-        """Whether blocks had to be filled with layers that the text does not show."""
-        ...
+
+NO_MARGIN = Margin()
+"""Of an estimator that has one request only."""
+
+
+class Base(NamedTuple):
+    """Peak and request before the environment, the site's constant, another coverage or the GPU's size moved
+    them: with the context that a job has of which nothing is known."""
+
+    peak_mib: int
+    request_mib: int
+    learned_mib: Optional[int] = None
+    """MiB that the site's constant for such GPUs added to the context; None where the site has none."""
 
 
 @dataclass(frozen=True)
@@ -272,39 +289,23 @@ class Estimate:
     job: TrainingJob
     warnings: Tuple[str, ...] = ()
     assumptions: Tuple[str, ...] = ()
-    coverage: Optional[float] = None
-    """Share of such jobs for which request_mib is enough; models/margins.md has results on held-out jobs."""
-    requests: Tuple[int, ...] = ()
-    """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
-    spare_mib: int = 0
-    """How much smaller the peak may be: the context was taken from the larger of several environments."""
-    workspace_doubt_mib: int = 0
-    """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
-    group: str = ""
-    """The group of jobs whose measured needs decide the margin (models/margins.json); "" where none does."""
-    wanted_mib: Optional[int] = None
-    """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
-    base: Optional[Tuple[int, int]] = None
-    """Peak and request before the environment, the site's constant, another coverage or the GPU's size moved
-    them: with the context that a job has of which nothing is known; None: as is."""
-    learned_mib: int = 0
-    """MiB of the peak that the site's constant for such GPUs added, ..."""
-    context_learned: bool = False
-    """... and whether jobs here showed what the context on them is."""
+    margin: Margin = NO_MARGIN
+    base: Optional[Base] = None
+    """None where nothing moved peak and request."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it ..."""
     no_utilization: str = ""
     """... and why, where the text shows too little."""
-    custom_forward: Optional[CustomForward] = None
-    """The code that the text could not show, where the margin is wider because of it."""
-    step: Optional[TrainingStep] = field(default=None, repr=False, compare=False)
-    """The step of `job` that was rebuilt for the estimate, where one was: predictions of more than memory
-    start from it. A traced step is in the summary itself."""
 
     @property
     def sure_mib(self) -> int:
         """What the coverage needs, whether a GPU has it or not."""
-        return self.request_mib if self.wanted_mib is None else self.wanted_mib
+        wanted = self.margin.wanted_mib
+        return self.request_mib if wanted is None else wanted
+
+    def original(self) -> Base:
+        """Peak and request as the estimator gave them: what a site learns from follows no job's wishes."""
+        return self.base or Base(self.peak_mib, self.request_mib)
 
 
 class Estimator(Protocol):

@@ -57,7 +57,9 @@ def comparison_lines(estimates: Sequence[Estimate], shard_mib: int) -> List[str]
 
 def fit_line(estimate: Estimate, gpu: Gpu) -> List[str]:
     """A line for the job that does not fit the GPU, or may not; nothing otherwise."""
-    if estimate.sure_mib <= gpu.usable_mib or (estimate.wanted_mib and estimate.peak_mib <= gpu.usable_mib):
+    if estimate.sure_mib <= gpu.usable_mib or (
+        estimate.margin.wanted_mib and estimate.peak_mib <= gpu.usable_mib
+    ):
         # What only the margin makes too large is among the warnings.
         return []
     total = format_mib(gpu.memory_mib)

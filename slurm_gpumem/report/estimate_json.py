@@ -37,7 +37,7 @@ def estimate_json(
             "layers": sum(layer.leaf for layer in summary.layers),
             "params": summary.total_params,
         },
-        "coverage": chosen.coverage,
+        "coverage": chosen.margin.coverage,
         "measured": measured_where(gpu, chosen),
         **_margin_json(chosen, gpu),
         "utilization": utilization_json(chosen.utilization),
@@ -82,12 +82,13 @@ def _alternatives_json(other: Alternatives, shard_mib: int) -> Dict[str, Any]:
 
 def _margin_json(estimate: Estimate, gpu: Gpu) -> Dict[str, Any]:
     """The margin of the request, requests at other coverages, and what would make the margin smaller."""
-    if not estimate.requests:
+    margin = estimate.margin
+    if not margin.requests:
         return {"group": None, "doubt_mib": None, "requests": {}, "less_doubt": []}
     return {
-        "group": estimate.group,
+        "group": margin.group,
         "doubt_mib": estimate.sure_mib - estimate.peak_mib,
-        "requests": {f"{coverage:g}": request_at(estimate.requests, coverage) for coverage in EXPLAINED},
+        "requests": {f"{coverage:g}": request_at(margin.requests, coverage) for coverage in EXPLAINED},
         "less_doubt": list(remedies(estimate, gpu)),
     }
 

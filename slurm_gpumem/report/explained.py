@@ -56,9 +56,9 @@ def detail_lines(summary: ModelSummary, estimate: Estimate, gpu: Gpu, shard_mib:
 
 def _covered(estimate: Estimate, gpu: Gpu) -> str:
     """How often such a request is enough, as far as it was measured."""
-    if estimate.coverage is None:
+    if estimate.margin.coverage is None:
         return ""
-    share, where = estimate.coverage, ""
+    share, where = estimate.margin.coverage, ""
     if not (gpu.measured and gpu.workspaces_measured):
         # Texts were compared with the same runs; a trace without convolutions carries over.
         unsure = not by_trace(estimate) or any(
@@ -82,7 +82,7 @@ def _changes(estimate: Estimate, gpu: Gpu, other: Alternatives, shard_mib: int) 
         lines.append(f"{other.batch_for_fewer} is the largest batch for {count(other.fewer_shards, 'shard')}")
     if other.jump is not None:
         lines.append(jump_line(other.jump, estimate))
-    if estimate.requests:
+    if estimate.margin.requests:
         lines += _wrapped("a smaller margin: ", remedies(estimate, gpu))
     return lines
 
@@ -97,12 +97,12 @@ def jump_line(jump: Jump, estimate: Estimate) -> str:
 
 def _coverage_lines(estimate: Estimate, gpu: Gpu, shard_mib: int) -> List[str]:
     """The request at other coverages; nothing where the estimator knows one request only."""
-    if not estimate.requests:
+    if not estimate.margin.requests:
         return []
     label = "request by --coverage: "
     lines: List[str] = []
     for coverage in EXPLAINED:
-        mib = request_at(estimate.requests, coverage)
+        mib = request_at(estimate.margin.requests, coverage)
         more = ", more than the GPU has" if mib > gpu.usable_mib else ""
         shards = count(ceil_div(mib, shard_mib), "shard")
         start = label if not lines else " " * len(label)

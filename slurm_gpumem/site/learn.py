@@ -14,8 +14,8 @@ from statistics import median
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.gpus import plain_gpu
 from slurm_gpumem.estimators.learned import MOST_MIB, GpuConstant, constants_json
-from slurm_gpumem.estimators.remembered import plain_gpu
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.site.learn_runs import SiteRun
 

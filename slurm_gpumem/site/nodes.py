@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
+from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_margin
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.estimators.learned import with_learned
 from slurm_gpumem.formats.gpu_names import profile_name
@@ -268,11 +268,11 @@ def context_in_table(kind: str, memory_mib: int) -> CudaContext:
         matmul=gpu.context_for(conv=False, matmul=True),
         both=gpu.context_mib,
         workspace=ceil_div(gpu.cublas_workspace_bytes, MIB),
-        doubt=gpu.context_doubt_mib,
-        conv_percent=workspace_doubt(gpu, convolutions=True),
-        other_percent=workspace_doubt(gpu, convolutions=False),
+        doubt=gpu.context_margin_mib,
+        conv_percent=workspace_margin(gpu, convolutions=True),
+        other_percent=workspace_margin(gpu, convolutions=False),
         learned=tuple(
-            (name, here.context_mib - gpu.context_mib, here.context_doubt_mib)
+            (name, here.context_mib - gpu.context_mib, here.context_margin_mib)
             for name in registry.LEARNT
             if here != gpu
         ),

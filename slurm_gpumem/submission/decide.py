@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, SlurmError, UsageError, not_estimated
 from slurm_gpumem.slurm.client import SlurmMissingError
+from slurm_gpumem.submission.candidate_gpus import CandidateGpus, find_candidates
 from slurm_gpumem.submission.host import HostShare, host_share, names_cpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
-from slurm_gpumem.submission.reach import Reach, find_reach
 from slurm_gpumem.submission.request import (
     GpuKind,
     GpuRequest,
@@ -106,15 +106,15 @@ def decide(asked: Submission) -> Plan:
 
         refuse_more_ranks_than_gpus(asked)
     try:
-        reach = find_reach(asked)
+        candidates = find_candidates(asked)
     except SlurmMissingError:
         raise  # Then sbatch is missing as well.
     except SlurmError as error:
         return _without_answer(asked, workload, error)
-    if reach.empty:
-        return Plan(asked, workload, kept_because=reach.empty, warnings=reach.warnings)
-    needs = estimate_needs(asked, workload, reach)
-    return _with_remarks(choose_request(asked, workload, reach, needs))
+    if candidates.empty:
+        return Plan(asked, workload, kept_because=candidates.empty, warnings=candidates.warnings)
+    needs = estimate_needs(asked, workload, candidates)
+    return _with_remarks(choose_request(asked, workload, candidates, needs))
 
 
 def _kept_whole(asked: Submission, why: str) -> Plan:
@@ -169,33 +169,33 @@ def _by_earlier_runs(asked: Submission) -> Plan:
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
     note_new_runs()
     try:
-        reach = find_reach(asked)
+        candidates = find_candidates(asked)
     except (SlurmError, UsageError):
         return plan  # sbatch says in its own words what is wrong
-    if reach.empty or reach.whole_nodes:
+    if candidates.empty or candidates.whole_nodes:
         return plan
-    names = {gpu.name for gpu in reach.gpus}
+    names = {gpu.name for gpu in candidates.gpus}
     plan = plan._replace(workload=Workload(script=key, script_gpu=names.pop() if len(names) == 1 else None))
     from slurm_gpumem.submission.script_remarks import server_remarks
 
-    server = server_remarks(asked, reach.models[0], None) if reach.models else None
+    server = server_remarks(asked, candidates.models[0], None) if candidates.models else None
     if server:
         return plan._replace(warnings=(server,))
     first_mib = asked.config.sharing.first_run_mib
     workload = plan.workload._replace(mem_mib=first_mib)
-    needs = estimate_needs(asked, workload, reach)
+    needs = estimate_needs(asked, workload, candidates)
     if not first_mib and not all(one.estimate for one in needs.on):
         return plan
-    if not fits_somewhere(reach.kinds, needs.needs):
+    if not fits_somewhere(candidates.kinds, needs.needs):
         return plan._replace(kept_because="earlier runs took more than a GPU here has")
-    return _with_remarks(choose_request(asked, plan.workload, reach, needs))
+    return _with_remarks(choose_request(asked, plan.workload, candidates, needs))
 
 
-def choose_request(asked: Submission, workload: Workload, reach: Reach, needs: Needs) -> Plan:
+def choose_request(asked: Submission, workload: Workload, candidates: CandidateGpus, needs: Needs) -> Plan:
     """A share of a GPU, a whole one, or the job's own options."""
     largest, policy = needs.largest, asked.config.sharing
     estimate = largest.estimate
-    said = (*reach.warnings, *needs.warnings)
+    said = (*candidates.warnings, *needs.warnings)
     plan = Plan(
         asked,
         workload,
@@ -206,32 +206,34 @@ def choose_request(asked: Submission, workload: Workload, reach: Reach, needs: N
         return plan._replace(kept_because="the site only observes (sharing.mode)")
     if asked.gpus.shared_gres:
         return plan._replace(kept_because=f"its own --gres={asked.gpus.shared_gres} stays")
-    unseen = estimate.custom_forward if estimate else None
-    reason = _why_whole(asked, reach)
+    unseen = estimate.margin.custom_forward if estimate else None
+    reason = _why_whole(asked, candidates)
     if reason and workload.job is not None and workload.job.gpus > 1:
         from slurm_gpumem.submission.several_gpus import verdict
 
-        holds, more = verdict(asked, workload, reach, needs)
+        holds, more = verdict(asked, workload, candidates, needs)
         reason = f"{reason}; {holds}" if holds else reason
         plan = plan._replace(warnings=(*plan.warnings, *more))
     if reason is None and unseen:
         reason = _because_of_custom_forward(asked, unseen)
-    if reason is None and not fits_somewhere(reach.kinds, needs.needs):
+    if reason is None and not fits_somewhere(candidates.kinds, needs.needs):
         from slurm_gpumem.submission.does_not_fit import does_not_fit
 
-        raise DoesNotFitError(does_not_fit(asked, workload, reach, largest))
+        raise DoesNotFitError(does_not_fit(asked, workload, candidates, largest))
     if reason is None:
-        instance = _instance(asked, reach, needs, policy)
+        instance = _instance(asked, candidates, needs, policy)
         if isinstance(instance, str):
             return plan._replace(kept_because=instance)
         if instance is not None:
-            on = next(one for one, kind in zip(needs.on, reach.kinds) if kind.gpu_type == instance.gpu_type)
-            host = _host(plan, reach, instance)
+            on = next(
+                one for one, kind in zip(needs.on, candidates.kinds) if kind.gpu_type == instance.gpu_type
+            )
+            host = _host(plan, candidates, instance)
             more = on.estimate.warnings if on.estimate else ()
             known = on if on.need.request_mib else None
             return plan._replace(request=instance, host=host, largest=known, warnings=(*said, *more))
-    reason = reason or _why_undivided(reach, policy)
-    narrowed, note = _narrowed(asked, reach, needs, reason) if reason else (None, "")
+    reason = reason or _why_undivided(candidates, policy)
+    narrowed, note = _narrowed(asked, candidates, needs, reason) if reason else (None, "")
     if note:
         plan = plan._replace(warnings=(*plan.warnings, note))
     if narrowed is not None:
@@ -239,71 +241,84 @@ def choose_request(asked: Submission, workload: Workload, reach: Reach, needs: N
     if reason and asked.gpus.gpus and not _wants_gpu_alone(asked):
         return plan._replace(kept_because=reason)
     if reason and not _wants_gpu_alone(asked):
-        gpu_type = reach.gpu_type or type_of_whole(reach.kinds, needs.needs)
+        gpu_type = candidates.gpu_type or type_of_whole(candidates.kinds, needs.needs)
         request = GpuRequest(gres_word("gpu", gpu_type, 1), 0, 0, gpu_type, True, reason)
     elif reason:
-        request = _gpu_alone(reach, needs, policy, reason)
-    elif largest.activity and needs_whole_gpu(reach.kinds, needs.needs):
+        request = _gpu_alone(candidates, needs, policy, reason)
+    elif largest.activity and needs_whole_gpu(candidates.kinds, needs.needs):
         request = _gpu_alone(
-            reach, needs, policy, f"beside others a slowdown of {largest.activity.limit:g} is out of reach"
+            candidates,
+            needs,
+            policy,
+            f"beside others a slowdown of {largest.activity.limit:g} is out of reach",
         )
     else:
-        request = share_gpu(reach.kinds, needs.needs, policy, gpu_type=reach.gpu_type)
-    return plan._replace(request=request, host=_host(plan, reach, request))
+        request = share_gpu(candidates.kinds, needs.needs, policy, gpu_type=candidates.gpu_type)
+    return plan._replace(request=request, host=_host(plan, candidates, request))
 
 
-def _host(plan: Plan, reach: Reach, request: GpuRequest) -> HostShare:
+def _host(plan: Plan, candidates: CandidateGpus, request: GpuRequest) -> HostShare:
     """CPUs and host memory of a share, the CPUs by what the job's earlier runs used where any did."""
     asked, policy = plan.asked, plan.asked.config.sharing
     estimate = plan.largest.estimate if plan.largest else None
     fingerprint = plan.workload.fingerprint
     if not fingerprint or not estimate or policy.cpus != "used" or names_cpus(asked.options):
-        return host_share(request, reach.kinds, policy)
+        return host_share(request, candidates.kinds, policy)
     from slurm_gpumem.estimators.remembered import cpus_of_runs
 
     job = None if plan.workload.script else estimate.job
-    runs = [run for gpu in reach.gpus for run in cpus_of_runs(fingerprint, job, gpu)]
-    return host_share(request, reach.kinds, policy, runs)
+    runs = [run for gpu in candidates.gpus for run in cpus_of_runs(fingerprint, job, gpu)]
+    return host_share(request, candidates.kinds, policy, runs)
 
 
 def _instance(
-    asked: Submission, reach: Reach, needs: Needs, policy: SharingPolicy
+    asked: Submission, candidates: CandidateGpus, needs: Needs, policy: SharingPolicy
 ) -> Union[GpuRequest, str, None]:
     """The MIG instance to ask for; why the job keeps the one it named; None where it takes none."""
-    if not any(kind.profile for kind in reach.kinds):
+    if not any(kind.profile for kind in candidates.kinds):
         return None
     from slurm_gpumem.submission.instances import smallest_instance
 
-    divided = _why_undivided(reach, policy) is None and not needs_whole_gpu(reach.kinds, needs.needs)
+    divided = _why_undivided(candidates, policy) is None and not needs_whole_gpu(
+        candidates.kinds, needs.needs
+    )
     share_mib = None
-    if divided and fits_somewhere(*_divided(reach.kinds, needs.needs)):
-        share = share_gpu(reach.kinds, needs.needs, policy, gpu_type=reach.gpu_type)
+    if divided and fits_somewhere(*_divided(candidates.kinds, needs.needs)):
+        share = share_gpu(candidates.kinds, needs.needs, policy, gpu_type=candidates.gpu_type)
         taken = Plan(asked, largest=needs.largest, request=share)
         share_mib = taken.reserved_mib
-    found = smallest_instance(reach.kinds, needs.needs, share_mib=share_mib)
+    found = smallest_instance(candidates.kinds, needs.needs, share_mib=share_mib)
     if found is not None and asked.gpus.gpus and asked.gpus.gpu_type:
         return f"it asks for {asked.gpus.gpu_type}, which holds it"
     return found
 
 
-def _narrowed(asked: Submission, reach: Reach, needs: Needs, reason: str) -> Tuple[Optional[GpuRequest], str]:
+def _narrowed(
+    asked: Submission, candidates: CandidateGpus, needs: Needs, reason: str
+) -> Tuple[Optional[GpuRequest], str]:
     """A whole GPU of those that hold the job, where --gpu any asks for it and others are in reach; a note.
 
     A share needs none of this: it is larger than the GPUs that do not hold the job.
     """
-    divided = any(kind.units for kind in reach.kinds) and not reach.gpu_keeps_off_shards
-    if reach.gpu_type or asked.gpus.gpu_type or asked.gpus.keep_whole or len(reach.kinds) < 2 or divided:
+    divided = any(kind.units for kind in candidates.kinds) and not candidates.gpu_keeps_off_shards
+    if (
+        candidates.gpu_type
+        or asked.gpus.gpu_type
+        or asked.gpus.keep_whole
+        or len(candidates.kinds) < 2
+        or divided
+    ):
         return None, ""
     from slurm_gpumem.submission.types_that_fit import narrow, sides
 
-    found = sides(reach.kinds, needs.needs)
+    found = sides(candidates.kinds, needs.needs)
     if not str(found):
         return None, ""
     may_land = f"it {found}; it may land on {found.too_small[0].label}"
     if not asked.settings.any_gpu:
         return None, f"{may_land}: {asked.settings.spelled('gpu')} any asks only for GPUs that hold it"
     own_constraint = asked.options.any_of("constraint")
-    chosen = narrow(found, reach.groups, reach.partitions, own_constraint=own_constraint)
+    chosen = narrow(found, candidates.groups, candidates.partitions, own_constraint=own_constraint)
     if chosen is None:
         return None, f"{may_land}: Slurm has no name for the GPUs that hold it"
     word = gres_word("gpu", chosen.gpu_type, 1)
@@ -316,12 +331,12 @@ def _divided(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Tuple[Tuple[Gpu
     return tuple(kind for kind, _ in pairs), tuple(need for _, need in pairs)
 
 
-def _why_whole(asked: Submission, reach: Reach) -> Optional[str]:
+def _why_whole(asked: Submission, candidates: CandidateGpus) -> Optional[str]:
     """Why the job is to have whole GPUs, as it asked or its partition gives them; None when it may share."""
     if asked.gpus.keep_whole:
         return asked.gpus.keep_whole
-    if reach.whole_nodes:
-        return f"partition {reach.whole_nodes} gives whole nodes"
+    if candidates.whole_nodes:
+        return f"partition {candidates.whole_nodes} gives whole nodes"
     return f"as {asked.settings.spelled('exclusive-gpu')} asks" if asked.settings.exclusive_gpu else None
 
 
@@ -342,13 +357,13 @@ def _because_of_custom_forward(asked: Submission, unseen: CustomForward) -> Opti
     return "the text shows no shapes" if unseen.no_shapes else None
 
 
-def _why_undivided(reach: Reach, policy: SharingPolicy) -> Optional[str]:
+def _why_undivided(candidates: CandidateGpus, policy: SharingPolicy) -> Optional[str]:
     """Why no GPU in reach can be shared; None when one can."""
     gres = policy.gres
-    if not any(kind.units for kind in reach.kinds):
-        return f"partition {reach.names} has no {gres}{'s' if gres == 'shard' else ''}"
-    if gres == "mps" and not any(kind.units and kind.memory_mib for kind in reach.kinds):
-        labels = ", ".join(sorted({kind.label for kind in reach.kinds}))
+    if not any(kind.units for kind in candidates.kinds):
+        return f"partition {candidates.names} has no {gres}{'s' if gres == 'shard' else ''}"
+    if gres == "mps" and not any(kind.units and kind.memory_mib for kind in candidates.kinds):
+        labels = ", ".join(sorted({kind.label for kind in candidates.kinds}))
         return (
             f"the memory of {labels} is not known (gpumem-gpus.toml beside the site's gpumem.toml can say it)"
         )
@@ -360,12 +375,12 @@ def _wants_gpu_alone(asked: Submission) -> bool:
     return asked.settings.exclusive_gpu and not asked.gpus.keep_whole
 
 
-def _gpu_alone(reach: Reach, needs: Needs, policy: SharingPolicy, reason: str) -> GpuRequest:
+def _gpu_alone(candidates: CandidateGpus, needs: Needs, policy: SharingPolicy, reason: str) -> GpuRequest:
     return whole_gpu(
-        reach.kinds,
+        candidates.kinds,
         needs.needs,
         policy,
-        gpu_type=reach.gpu_type,
-        gpu_keeps_off_shards=reach.gpu_keeps_off_shards,
+        gpu_type=candidates.gpu_type,
+        gpu_keeps_off_shards=candidates.gpu_keeps_off_shards,
         reason=reason,
     )

@@ -9,7 +9,7 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.nodes import discover_cluster
-from slurm_gpumem.submission.reach import gpu_kinds
+from slurm_gpumem.submission.candidate_gpus import gpu_kinds
 from slurm_gpumem.submission.settings import ANY_GPU
 
 _TIMEOUT_S = 1.0

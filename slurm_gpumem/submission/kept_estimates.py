@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.data import FOLDERS, package_folder
 from slurm_gpumem.estimators.registry import FROM_RUNS
-from slurm_gpumem.estimators.types import CustomForward, Estimate, Gpu, TrainingJob, Utilization
+from slurm_gpumem.estimators.types import Base, CustomForward, Estimate, Gpu, Margin, TrainingJob, Utilization
 from slurm_gpumem.xdg import cache_path
 
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary
 
-SCHEMA = "gpumem-kept-estimate/1"
+SCHEMA = "gpumem-kept-estimate/2"
 _CODE, _DATA = ("estimators", "summaries", "utilization"), ("models", "models/environments")
 """Folders of the package that an estimate rests on."""
 _MOST_BYTES = 1 << 20
 _KEPT = 500
 """Estimates of one user; the oldest go first."""
-_TUPLES = ("warnings", "assumptions", "requests", "base")
 
 
 def estimate_once(
@@ -107,26 +106,29 @@ def _keep(path: str, made: Estimate) -> None:
 
 
 def _content(made: Estimate) -> Dict[str, Any]:
-    """All but the training, which is known, and the rebuilt step, which nobody asks for after a decision."""
-    content = {one.name: getattr(made, one.name) for one in fields(made) if one.name not in ("job", "step")}
+    """All but the training, which is known."""
+    content = {one.name: getattr(made, one.name) for one in fields(made) if one.name != "job"}
     if made.utilization is not None:
         content["utilization"] = made.utilization._asdict()
-    if made.custom_forward is not None:
-        content["custom_forward"] = made.custom_forward._asdict()
     return content
 
 
 def _estimate(content: Dict[str, Any], job: TrainingJob) -> Estimate:
     """The estimate of a file; ValueError, KeyError or TypeError where it is damaged."""
-    for name in _TUPLES:
-        content[name] = None if content[name] is None else tuple(content[name])
-    used, custom = content["utilization"], content["custom_forward"]
+    used, margin, base = content["utilization"], Margin(*content["margin"]), content["base"]
     if used is not None:
         intervals = {name: (float(low), float(high)) for name, (low, high) in used["intervals"].items()}
         used = Utilization(**{**used, "intervals": intervals, "warnings": tuple(used["warnings"])})
-    if custom is not None:
-        custom = CustomForward(**{**custom, "classes": tuple(custom["classes"])})
-    found = Estimate(**{**content, "utilization": used, "custom_forward": custom}, job=job)
+    custom = margin.custom_forward and CustomForward(*margin.custom_forward)
+    custom = custom and custom._replace(classes=tuple(custom.classes))
+    read = {
+        "warnings": tuple(content["warnings"]),
+        "assumptions": tuple(content["assumptions"]),
+        "margin": margin._replace(requests=tuple(margin.requests), custom_forward=custom),
+        "base": base and Base(*base),
+        "utilization": used,
+    }
+    found = Estimate(**{**content, **read}, job=job)
     if not all(isinstance(size, int) and size > 0 for size in (found.peak_mib, found.request_mib)):
         raise ValueError("no sizes")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.submission.reach import GpuModel, Reach
+from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.request import Need
 from slurm_gpumem.submission.submission import Submission, Workload
 
@@ -48,21 +48,21 @@ class Needs(NamedTuple):
         return max(self.on, key=lambda one: one.need.request_mib)
 
 
-def estimate_needs(asked: Submission, workload: Workload, reach: Reach) -> Needs:
+def estimate_needs(asked: Submission, workload: Workload, candidates: CandidateGpus) -> Needs:
     """Estimate the job on every kind of GPU in reach."""
-    coverage = asked.settings.coverage or asked.config.sharing.coverage_in(reach.partitions)
-    estimates = _estimates(asked, workload, reach, coverage)
+    coverage = asked.settings.coverage or asked.config.sharing.coverage_in(candidates.partitions)
+    estimates = _estimates(asked, workload, candidates, coverage)
     warnings: List[str] = _unused_coverage(asked, workload)
     if workload.summary and workload.job:
         stale = asked.settings.stale_line(workload.summary.fingerprint, workload.job)
         warnings += [*asked.settings.remarks(), *([stale] if stale else [])]
-    activities, more = _activities(asked, workload, reach, estimates)
+    activities, more = _activities(asked, workload, candidates, estimates)
     on = tuple(
         # Nobody is beside a job on a MIG instance; whether it has enough multiprocessors is asked instead.
-        _on_instance(asked, workload, reach, model, estimate)
+        _on_instance(asked, workload, candidates, model, estimate)
         if kind.profile
         else NeedOnGpu(model, _need(estimate, workload.mem_mib, activity), estimate, activity)
-        for kind, model, estimate, activity in zip(reach.kinds, reach.models, estimates, activities)
+        for kind, model, estimate, activity in zip(candidates.kinds, candidates.models, estimates, activities)
     )
     return _of_all_processes(asked, Needs(on, (*warnings, *more)))
 
@@ -101,11 +101,11 @@ def _unused_coverage(asked: Submission, workload: Workload) -> List[str]:
 
 
 def _activities(
-    asked: Submission, workload: Workload, reach: Reach, estimates: Sequence[Optional[Estimate]]
+    asked: Submission, workload: Workload, candidates: CandidateGpus, estimates: Sequence[Optional[Estimate]]
 ) -> Tuple[Sequence[Optional[Activity]], Sequence[str]]:
     """What the job's activity takes on each kind, and warnings; nothing where no slowdown limit counts."""
     own, policy = asked.settings.max_slowdown, asked.config.sharing
-    if own is None and policy.slowdown_in(reach.partitions) is None:
+    if own is None and policy.slowdown_in(candidates.partitions) is None:
         return [None] * len(estimates), ()
     from slurm_gpumem.submission.activity import weigh_activity
 
@@ -113,8 +113,8 @@ def _activities(
         from slurm_gpumem.accounting.notice import note_new_runs
 
         note_new_runs()
-    used = [_utilization(asked, workload, gpu, one) for gpu, one in zip(reach.gpus, estimates)]
-    return weigh_activity(used, own, reach.partitions, policy)
+    used = [_utilization(asked, workload, gpu, one) for gpu, one in zip(candidates.gpus, estimates)]
+    return weigh_activity(used, own, candidates.partitions, policy)
 
 
 def _utilization(
@@ -146,11 +146,15 @@ def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: Op
 
 
 def _on_instance(
-    asked: Submission, workload: Workload, reach: Reach, model: GpuModel, estimate: Optional[Estimate]
+    asked: Submission,
+    workload: Workload,
+    candidates: CandidateGpus,
+    model: GpuModel,
+    estimate: Optional[Estimate],
 ) -> NeedOnGpu:
     """The need on a MIG instance: too slow where steps take longer than accepted beside the whole GPU's."""
     need = _need(estimate, workload.mem_mib, None)
-    own, site = asked.settings.max_slowdown, asked.config.sharing.slowdown_in(reach.partitions)
+    own, site = asked.settings.max_slowdown, asked.config.sharing.slowdown_in(candidates.partitions)
     limit = site if own is None else own
     used = estimate.utilization if estimate else None
     if limit is None or estimate is None or used is None or workload.summary is None:
@@ -175,19 +179,19 @@ def _for_line(gpu: Gpu, estimator: str) -> Gpu:
 
 
 def _estimates(
-    asked: Submission, workload: Workload, reach: Reach, coverage: Optional[float]
+    asked: Submission, workload: Workload, candidates: CandidateGpus, coverage: Optional[float]
 ) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
     summary, job, line = workload.summary, workload.job, workload.line
     if workload.script:
         from slurm_gpumem.estimators.remembered import of_script
 
-        return [of_script(workload.script, gpu) for gpu in reach.gpus]
+        return [of_script(workload.script, gpu) for gpu in candidates.gpus]
     if line:
-        return [line.estimate(workload.line_batch, _for_line(gpu, line.estimator)) for gpu in reach.gpus]
+        return [line.estimate(workload.line_batch, _for_line(gpu, line.estimator)) for gpu in candidates.gpus]
     if summary is None or job is None:
-        return [None for _ in reach.models]
-    gpus = reach.gpus
+        return [None for _ in candidates.models]
+    gpus = candidates.gpus
     from slurm_gpumem.estimators import remembered
     from slurm_gpumem.submission.kept_estimates import estimate_once
 

@@ -10,7 +10,7 @@ from slurm_gpumem.submission.job_variables import VARIABLES
 from slurm_gpumem.submission.submission import Submission, Workload
 
 if TYPE_CHECKING:
-    from slurm_gpumem.submission.reach import GpuModel
+    from slurm_gpumem.submission.candidate_gpus import GpuModel
     from slurm_gpumem.summaries.types import ModelSummary
 
 # Patterns are compiled where they are used: most jobs need none of them.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError
+from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
-from slurm_gpumem.submission.reach import Reach
 from slurm_gpumem.submission.request import GpuKind, fits_somewhere, largest_kind
 from slurm_gpumem.submission.submission import Submission, Workload
 from slurm_gpumem.units import format_mib
@@ -14,22 +14,26 @@ from slurm_gpumem.units import format_mib
 _NO_PARTS = "parts of several GPUs cannot be asked for, because Slurm takes a job's shards from one"
 
 
-def verdict(asked: Submission, workload: Workload, reach: Reach, needs: Needs) -> Tuple[str, Tuple[str, ...]]:
+def verdict(
+    asked: Submission, workload: Workload, candidates: CandidateGpus, needs: Needs
+) -> Tuple[str, Tuple[str, ...]]:
     """What each GPU of several holds, in words, and warnings; DoesNotFitError where none is large enough.
 
     Where neither its owner nor a trace of its ranks says that the job trains data parallel, it may shard its
     model in a way that nobody mentioned: it is only warned.
     """
-    job, largest, kind = workload.job, needs.largest, largest_kind(reach.kinds)
+    job, largest, kind = workload.job, needs.largest, largest_kind(candidates.kinds)
     if job is None or job.gpus == 1 or largest.estimate is None or kind is None or kind.memory_mib is None:
         return "", ()
     each = format_mib(largest.need.peak_mib)
-    if fits_somewhere(reach.kinds, needs.needs):
+    if fits_somewhere(candidates.kinds, needs.needs):
         said = f"each needs {each} of {format_mib(kind.memory_mib)}"
-        half = any(kind.units for kind in reach.kinds) and 2 * largest.need.request_mib <= kind.memory_mib
+        half = (
+            any(kind.units for kind in candidates.kinds) and 2 * largest.need.request_mib <= kind.memory_mib
+        )
         return f"{said}; {_NO_PARTS}" if half else said, ()
     text = (
-        f"each of {job.gpus} GPUs needs {each}, and the largest of partition {reach.names} has "
+        f"each of {job.gpus} GPUs needs {each}, and the largest of partition {candidates.names} has "
         f"{format_mib(kind.memory_mib)} ({kind.label})"
     )
     trace = workload.summary.trace if workload.summary else None

@@ -123,6 +123,10 @@ class ModelSummary:
     digest: str = field(default="", compare=False, repr=False)
     """Of the text that it was read from; empty where it was made otherwise."""
 
+    def __hash__(self) -> int:
+        # Steps are kept by their summary: hashing every row would take longer than finding one.
+        return hash((self.format, self.name, self.batch, self.total_params, len(self.layers)))
+
     @property
     def leaves(self) -> Tuple[Layer, ...]:
         """The rows that compute: everything but containers."""

@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.known.recognize import with_stored_trace
-from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, TrainingStep, Utilization
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, TextQuality, features, in_words, logit
 from slurm_gpumem.utilization.model import LEVELS, TARGETS, SourceModel, UtilizationModel, packaged
@@ -62,15 +62,11 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
     unknown = why_unknown(summary)
     if unknown:
         return replace(estimate, no_utilization=unknown)
-    step = estimate.step or _rebuilt(summary, estimate.job, gpu)
-    quality = TextQuality(guessed=step.has_guesses)
-    return replace(estimate, utilization=predict(step_work(step.tape, estimate.job), quality, gpu, model))
-
-
-def _rebuilt(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> TrainingStep:
     from slurm_gpumem.estimators.structural.estimator import rebuild  # a trace needs none of it
 
-    return rebuild(summary, job, gpu)
+    step = rebuild(summary, estimate.job)
+    quality = TextQuality(guessed=step.has_guesses)
+    return replace(estimate, utilization=predict(step_work(step.tape, estimate.job), quality, gpu, model))
 
 
 def why_unknown(summary: ModelSummary) -> str:

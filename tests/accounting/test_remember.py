@@ -12,7 +12,7 @@ import pytest
 from slurm_gpumem.accounting.remember import remember_own
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry, remembered
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu, plain_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.formats.remembered import SCHEMA
@@ -104,14 +104,14 @@ def test_peaks_that_are_no_sizes_are_not_believed(own_file: Path) -> None:
 
 def test_a_gpu_is_known_by_any_of_its_names() -> None:
     names = ("a100", "NVIDIA A100-SXM4-40GB", "nvidia_a100_80gb_pcie", "A100")
-    assert {remembered.plain_gpu(name) for name in names} == {"a100"}
-    assert remembered.plain_gpu("NVIDIA GeForce RTX 4090") == remembered.plain_gpu("rtx_4090")
+    assert {plain_gpu(name) for name in names} == {"a100"}
+    assert plain_gpu("NVIDIA GeForce RTX 4090") == plain_gpu("rtx_4090")
     # A site's short name for what NVML calls otherwise; two cards that share a number.
-    assert remembered.plain_gpu("3090") == remembered.plain_gpu("NVIDIA GeForce RTX 3090")
-    assert remembered.plain_gpu("2080ti") == remembered.plain_gpu("NVIDIA GeForce RTX 2080 Ti")
-    assert remembered.plain_gpu("Quadro RTX 6000") != remembered.plain_gpu("NVIDIA RTX 6000 Ada Generation")
-    assert remembered.plain_gpu("a100_1g.5gb") == "a100"
-    assert remembered.plain_gpu("Our Card") == "our card"
+    assert plain_gpu("3090") == plain_gpu("NVIDIA GeForce RTX 3090")
+    assert plain_gpu("2080ti") == plain_gpu("NVIDIA GeForce RTX 2080 Ti")
+    assert plain_gpu("Quadro RTX 6000") != plain_gpu("NVIDIA RTX 6000 Ada Generation")
+    assert plain_gpu("a100_1g.5gb") == "a100"
+    assert plain_gpu("Our Card") == "our card"
 
 
 def test_the_word_for_rare_settings_tells_them_apart() -> None:

@@ -118,7 +118,7 @@ def test_fit_refuses_shards_that_no_job_can_have(traced: str, gpu: str, shards: 
 
 
 def test_an_estimate_never_asks_for_more_shards_than_fit_gives_out() -> None:
-    """Only doubt makes these too large: the request ends at what jobs can have of it, in whole shards."""
+    """Only the margin makes these too large: the request ends at what jobs can have, in whole shards."""
     for batch in ("740", "760"):
         words = ("estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", batch, "--gpu", "h100")
         done = _gpumem(*words)

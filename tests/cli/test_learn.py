@@ -210,9 +210,9 @@ def test_estimates_have_the_constant_and_a_broken_file_is_a_warning(
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(site.config))
     moved = estimate(SUMMARY, batch_size=16, gpu="a100", estimator="corrected+site")
     constant = site.constants["a100"]
-    base = plain.base or (plain.peak_mib, plain.request_mib)
+    base = plain.original()
     assert (moved.peak_mib, moved.request_mib) == (base[0] + constant.mib, base[1] + constant.mib)
-    assert moved.base == base
+    assert moved.original()[:2] == base[:2]
     assert moved.estimator == "corrected+site"
     assert sum(moved.parts.values()) == moved.peak_mib
     assert f"as in jobs here: {constant}" in moved.assumptions[-1]

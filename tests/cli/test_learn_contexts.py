@@ -1,4 +1,4 @@
-"""What `gpumem learn` makes of CUDA contexts: in doubt, learned from runs, and reported by jobs' own logs."""
+"""What `gpumem learn` makes of CUDA contexts: unknown, learned from runs, and reported by jobs' own logs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_on_a_lazy_a100(site: Site, jobs: int = 15, by: str = "corrected") -> Non
         site.record(number % 5, est, round(est * 1.1), est - 1205, by=by, uid=number % 3, gpu=A100)
 
 
-def test_a_learned_constant_takes_the_place_of_the_doubt_about_the_context(site: Site) -> None:
+def test_a_learned_constant_takes_the_place_of_the_margin_for_the_context(site: Site) -> None:
     before = text(torch="2.6")
     run_on_a_lazy_a100(site)
     assert site.learn().returncode == 0
@@ -47,7 +47,7 @@ def test_a_learned_constant_takes_the_place_of_the_doubt_about_the_context(site:
     assert learned["2.6"].base == learned[""].base
 
 
-def test_a_type_that_never_ran_here_keeps_its_doubt(site: Site) -> None:
+def test_a_type_that_never_ran_here_keeps_its_margin(site: Site) -> None:
     before = text("v100-32gb", torch="2.6")
     run_on_a_lazy_a100(site)
     assert site.learn().returncode == 0

@@ -44,7 +44,7 @@ def learn_from_runs(site: Site, by: str, constant: int = -1205) -> None:
 CASES = [
     ("a100", "resnet50"),
     ("a100", "bert"),
-    # Types that never ran here: one whose context is in doubt, one whose context was measured.
+    # Types that never ran here: one whose context is not known, one whose context was measured.
     ("v100-32gb", "resnet50"),
     ("h200", "bert"),
 ]

@@ -25,7 +25,7 @@ def _estimate(text: str, batch: int = 64, gpu: str = "h200"):
 def test_default_estimate_is_corrected_and_states_its_coverage() -> None:
     found = _estimate(SMALL.read_text())
     assert found.estimator == "corrected"
-    assert found.coverage == 0.98
+    assert found.margin.coverage == 0.98
     assert found.floor_mib <= found.peak_mib <= found.request_mib
     assert sum(found.parts.values()) == found.peak_mib
     assert min(found.parts.values()) >= 0
@@ -65,8 +65,8 @@ def test_state_space_layers_get_a_warning_and_a_lower_coverage() -> None:
     text = SMALL.read_text().replace("Sequential", "MambaMixer")
     found = _estimate(text)
     assert any("MambaMixer" in warning for warning in found.warnings)
-    assert found.coverage is not None
-    assert found.coverage < 0.98
+    assert found.margin.coverage is not None
+    assert found.margin.coverage < 0.98
     assert found.request_mib > _estimate(SMALL.read_text()).request_mib
 
 

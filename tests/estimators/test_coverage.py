@@ -1,4 +1,4 @@
-"""Coverages: other requests on demand, doubt that never asks for more than a GPU has, and what is learned."""
+"""Coverages: other requests on demand, margins that end at what a GPU has, and what is learned."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def test_a_higher_coverage_asks_for_more_and_leaves_the_peak() -> None:
     asked = [one.request_mib for one in found]
     assert asked == sorted(set(asked))
     assert len({one.peak_mib for one in found}) == 1
-    assert [one.coverage for one in found] == [0.5, 0.9, 0.95, 0.98, 0.99, 0.995]
+    assert [one.margin.coverage for one in found] == [0.5, 0.9, 0.95, 0.98, 0.99, 0.995]
 
 
 def test_the_default_is_the_coverage_of_its_group() -> None:
     text = registry.run("corrected", resnet(), TrainingJob(64), find_gpu("h200"))
-    assert text.coverage == 0.98
-    assert text.request_mib == text.requests[LEVELS.index(0.98)]
+    assert text.margin.coverage == 0.98
+    assert text.request_mib == text.margin.requests[LEVELS.index(0.98)]
     known = registry.run("auto", resnet(), TrainingJob(64), find_gpu("h200"))
-    assert known.coverage == 0.99
-    assert known.request_mib == estimate(0.99).request_mib == known.requests[LEVELS.index(0.99)]
+    assert known.margin.coverage == 0.99
+    assert known.request_mib == estimate(0.99).request_mib == known.margin.requests[LEVELS.index(0.99)]
 
 
 @pytest.mark.parametrize("coverage", [0.0, 0.4, 0.999, 1.0, -1.0])
@@ -59,18 +59,18 @@ def test_an_estimator_with_one_request_says_that_it_has_no_other() -> None:
 def test_what_a_site_learns_from_does_not_follow_the_coverage_of_one_job() -> None:
     plain = registry.run("auto", resnet(), TrainingJob(64), find_gpu("h200"))
     assert plain.base is None
-    assert estimate(0.9).base == (plain.peak_mib, plain.request_mib)
+    assert estimate(0.9).base == plain.original()
 
 
 def test_an_unmeasured_gpu_widens_every_coverage_by_the_same_memory() -> None:
     there = [registry.run("auto", resnet(), TrainingJob(64), find_gpu("a100"), c) for c in (0.9, 0.98)]
     here = [estimate(0.9), estimate(0.98)]
     wider = there[1].request_mib - there[0].request_mib
-    # Not exactly: the peaks of the two GPUs differ a little, and doubt follows them.
+    # Not exactly: the peaks of the two GPUs differ a little, and the margin follows them.
     assert wider == pytest.approx(here[1].request_mib - here[0].request_mib, rel=0.1)
 
 
-def test_doubt_alone_never_asks_for_more_than_the_gpu_has_and_says_so() -> None:
+def test_the_margin_alone_never_asks_for_more_than_the_gpu_has_and_says_so() -> None:
     truth = load_ground_truth(HANDWRITTEN)
     summary = read_summary(truth.texts["own/w-relpos-lm@256"]["torchinfo_full"].rstrip("\n") + "\n")
     gpu = find_gpu("t4")
@@ -78,9 +78,9 @@ def test_doubt_alone_never_asks_for_more_than_the_gpu_has_and_says_so() -> None:
     for batch in (16, 64, 96, 128, 192, 256, 384):
         found = registry.run("auto", summary, TrainingJob(batch), gpu)
         assert found.request_mib <= gpu.usable_mib or found.peak_mib > gpu.usable_mib
-        if found.wanted_mib is not None:
+        if found.margin.wanted_mib is not None:
             capped += 1
-            assert found.request_mib == gpu.usable_mib < found.wanted_mib == found.sure_mib
+            assert found.request_mib == gpu.usable_mib < found.margin.wanted_mib == found.sure_mib
             assert any("does not surely fit" in warning for warning in found.warnings)
     assert capped
 
@@ -98,7 +98,7 @@ def test_the_largest_batch_is_one_that_surely_fits() -> None:
     assert limit.batch < less.batch <= limit.batch_at_best
 
 
-def test_every_group_names_what_would_remove_its_doubt() -> None:
+def test_every_group_names_what_would_make_its_margin_smaller() -> None:
     h200, a100 = find_gpu("h200"), find_gpu("a100")
     plain = registry.run("corrected", resnet(), TrainingJob(64), h200)
     assert "a trace" in remedies(plain, h200)[0]

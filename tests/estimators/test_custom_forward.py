@@ -56,7 +56,7 @@ def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
     assert found.message == "what PairBlock.forward does cannot be seen in a text; `gpumem trace` can"
     answer = registry.run("corrected", summary, TrainingJob(8), find_gpu("h200"))
     assert f"the margin is large: {found.message}" in answer.warnings
-    assert answer.custom_forward == found
+    assert answer.margin.custom_forward == found
 
 
 def test_a_keras_text_is_never_sent_to_a_trace_of_pytorch_code() -> None:

@@ -126,13 +126,13 @@ def test_every_answer_says_what_was_measured_where_and_only_what_is_known_is_nar
     summary, job = read_summary(RESNET), TrainingJob(batch_size=32)
     gpu = closest_gpu(name, 40_960, NOWHERE)
     made = run("auto", summary, job, gpu)
-    said, doubt = " ".join(made.assumptions), made.request_mib - made.parts["context"]
+    said, margin = " ".join(made.assumptions), made.request_mib - made.parts["context"]
     measured = run("auto", summary, job, find_gpu("h200", NOWHERE))
     assert ("was not measured here" in said) == (name != "h200")
     assert (f"cuDNN workspaces on {name} as measured on an H200" in said) == (name != "h200")
     assert ("is not in the table" in said) == (name == "mystery")
     if name != "h200":
-        assert doubt > measured.request_mib - measured.parts["context"]
+        assert margin > measured.request_mib - measured.parts["context"]
     calibrated = replace(gpu, measured=True, calibrated=True, workspaces_measured=True)
     narrow = run("auto", summary, job, calibrated)
     assert narrow.request_mib - narrow.peak_mib == pytest.approx(
@@ -146,18 +146,18 @@ def test_a_trace_asks_for_what_its_own_workspaces_may_add_where_nobody_measured_
     gpu = replace(find_gpu("a100", NOWHERE), measured=True, calibrated=True)
     known = run("trace", summary, job, replace(gpu, workspaces_measured=True))
     larger = replace(gpu, workspaces_measured=True, workspace_scale=(1.5, 1.5, 1.5))
-    doubted = run("trace", summary, job, gpu)
-    assert (known.workspace_doubt_mib, doubted.peak_mib) == (0, known.peak_mib)
-    assert doubted.workspace_doubt_mib == run("trace", summary, job, larger).peak_mib - known.peak_mib > 0
-    least, own = known.peak_mib * 8 // 100, known.peak_mib * 2 // 100 + doubted.workspace_doubt_mib
-    assert doubted.request_mib - known.request_mib == max(least, own)
+    unmeasured = run("trace", summary, job, gpu)
+    assert (known.margin.workspace_mib, unmeasured.peak_mib) == (0, known.peak_mib)
+    assert unmeasured.margin.workspace_mib == run("trace", summary, job, larger).peak_mib - known.peak_mib > 0
+    least, own = known.peak_mib * 8 // 100, known.peak_mib * 2 // 100 + unmeasured.margin.workspace_mib
+    assert unmeasured.request_mib - known.request_mib == max(least, own)
 
 
 def test_a_model_that_lives_by_workspaces_asks_for_more_than_any_share_of_its_peak() -> None:
     summary = read_summary(load_ground_truth().texts["torchvision/vgg16@224"]["torchinfo_deep"])
     found = run("auto", summary, TrainingJob(64), find_gpu("a100", NOWHERE))
     assert found.estimator == "trace"
-    assert found.workspace_doubt_mib > found.peak_mib // 5
+    assert found.margin.workspace_mib > found.peak_mib // 5
     assert "cuDNN workspaces on a100 as measured on an H200, the request with " in " ".join(found.assumptions)
     assert found.request_mib - found.parts["context"] > 1.3 * (found.peak_mib - found.parts["context"])
 
@@ -188,7 +188,7 @@ def test_every_gpu_of_the_table_has_an_answer_in_every_environment() -> None:
         for environment in (Environment(), Environment("2.6"), Environment("1.8", "11.1")):
             here = in_environment(gpu, environment)
             assert 64 <= (here.context_bare_mib or 0) <= here.context_mib <= 2200, gpu.name
-            assert 0 <= here.context_doubt_mib <= 1800, gpu.name
+            assert 0 <= here.context_margin_mib <= 1800, gpu.name
 
 
 def test_a_version_that_is_none_is_refused() -> None:

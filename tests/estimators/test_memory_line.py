@@ -201,5 +201,5 @@ def test_a_line_survives_its_own_text() -> None:
     assert parse_line(line.text()) == line
     moved = line._replace(small_knots=(), small_shift=(-48, 3))
     assert parse_line(moved.text()) == moved
-    doubted = line._replace(unmeasured_percent=14)
-    assert parse_line(doubted.text()) == doubted
+    unmeasured = line._replace(unmeasured_percent=14)
+    assert parse_line(unmeasured.text()) == unmeasured

@@ -15,9 +15,9 @@ from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.allocator import FREE
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
-from slurm_gpumem.estimators.structural import estimate, layers
+from slurm_gpumem.estimators.structural import layers
 from slurm_gpumem.estimators.structural.__main__ import main, table
-from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.structural.estimator import estimate, simulate
 from slurm_gpumem.estimators.structural.replay import StepPlan, replay
 from slurm_gpumem.estimators.tape import Tape
 from slurm_gpumem.estimators.types import PRECISIONS, TrainingJob

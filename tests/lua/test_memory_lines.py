@@ -12,7 +12,7 @@ import pytest
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
+from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_margin
 from slurm_gpumem.estimators.gpus import gpu_table
 from slurm_gpumem.estimators.learned import GpuConstant, constants_json, with_learned
 from slurm_gpumem.estimators.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
@@ -68,13 +68,13 @@ def learn(folder: Path) -> str:
 
 def site_gpu(gpu: Gpu, learned: str) -> Dict[str, Any]:
     here = with_learned(gpu, learned)
-    constant = [here.context_mib - gpu.context_mib, here.context_doubt_mib]
+    constant = [here.context_mib - gpu.context_mib, here.context_margin_mib]
     contexts = [gpu.context_for(conv=c, matmul=m) for c, m in ((0, 0), (1, 0), (0, 1), (1, 1))]
     return {
         "context": contexts,
         "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20),
-        "context_doubt_mib": gpu.context_doubt_mib,
-        "traced_percent": [workspace_doubt(gpu, True), workspace_doubt(gpu, False)],
+        "context_doubt_mib": gpu.context_margin_mib,
+        "traced_percent": [workspace_margin(gpu, True), workspace_margin(gpu, False)],
         "learned": dict.fromkeys(registry.LEARNT, constant),
     }
 

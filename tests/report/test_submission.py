@@ -16,10 +16,10 @@ from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.report.submission import explain_submission, submission_json, submission_line
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
+from slurm_gpumem.submission.candidate_gpus import GpuModel
 from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.needs import NeedOnGpu
-from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.request import GpuRequest, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings

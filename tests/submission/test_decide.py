@@ -10,14 +10,14 @@ import pytest
 from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy
 from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.types import CustomForward, Estimate, TrainingJob
+from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
+from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import Plan, choose_request, decide
 from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
-from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
@@ -58,15 +58,20 @@ def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Sub
     )
 
 
-def plan(job: Submission, gib: int = 10, *, activity: Optional[float] = None, **reach: Any) -> Plan:
+def plan(job: Submission, gib: int = 10, *, activity: Optional[float] = None, **candidates: Any) -> Plan:
     """The plan for a job that needs so much memory on every kind in reach."""
-    fields: Dict[str, Any] = {"partitions": ("gpu",), "kinds": (A100,), "gpu_keeps_off_shards": True, **reach}
+    fields: Dict[str, Any] = {
+        "partitions": ("gpu",),
+        "kinds": (A100,),
+        "gpu_keeps_off_shards": True,
+        **candidates,
+    }
     kinds = fields["kinds"]
     own = None if activity is None else Activity(activity, 1.15, False, "pressure")
     need = Need(gib * 1024, gib * 1024, activity or 0.0)
     on = tuple(NeedOnGpu(GpuModel("a100"), need, None, own) for _ in kinds)
     return choose_request(
-        job, Workload(mem_mib=gib * 1024), Reach(models=(GpuModel("a100"),), **fields), Needs(on)
+        job, Workload(mem_mib=gib * 1024), CandidateGpus(models=(GpuModel("a100"),), **fields), Needs(on)
     )
 
 
@@ -86,7 +91,7 @@ def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "reach", "gres", "reason"),
+    ("job", "candidates", "gres", "reason"),
     [
         (asked(mem="10G", policy=SharingPolicy(mode="observe")), {}, None, "the site only observes"),
         (asked("--gres=shard:3", mem="10G"), {}, None, "its own --gres=shard:3 stays"),
@@ -109,9 +114,9 @@ def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:
     ],
 )
 def test_every_other_decision_has_its_reason(
-    job: Submission, reach: Any, gres: Optional[str], reason: str
+    job: Submission, candidates: Any, gres: Optional[str], reason: str
 ) -> None:
-    made = plan(job, **reach)
+    made = plan(job, **candidates)
     assert (made.request.gres if made.request else None) == gres
     assert reason in made.reason
 
@@ -177,10 +182,14 @@ def unseen_plan(rule: str, *argv: str, unseen: CustomForward = OWN_CODE, **own: 
     """The plan for a job whose text does not show enough, at a site with this rule."""
     job = asked(*argv, **own)
     job = job._replace(config=job.config._replace(text=TextPolicy(rule)))
-    found = Estimate(5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), custom_forward=unseen)
+    found = Estimate(
+        5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), margin=Margin(custom_forward=unseen)
+    )
     on = (NeedOnGpu(GpuModel("a100"), Need(5000, 9000), found, None),)
-    reach = Reach(partitions=("gpu",), kinds=(A100,), models=(GpuModel("a100"),), gpu_keeps_off_shards=True)
-    return choose_request(job, Workload(), reach, Needs(on))
+    candidates = CandidateGpus(
+        partitions=("gpu",), kinds=(A100,), models=(GpuModel("a100"),), gpu_keeps_off_shards=True
+    )
+    return choose_request(job, Workload(), candidates, Needs(on))
 
 
 def test_code_that_no_text_shows_shares_a_gpu_by_default_gets_a_whole_one_or_is_refused() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from slurm_gpumem.errors import DoesNotFitError
 from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
-from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.submission import Workload
@@ -47,8 +47,8 @@ def plan(
         for one in kinds
     )
     models = tuple(one.model for one in on)
-    reach = Reach(("gpu",), kinds, models, gpu_type=gpu_type, gpu_keeps_off_shards=True)
-    return choose_request(job, Workload(mem_mib=mib), reach, Needs(on))
+    candidates = CandidateGpus(("gpu",), kinds, models, gpu_type=gpu_type, gpu_keeps_off_shards=True)
+    return choose_request(job, Workload(mem_mib=mib), candidates, Needs(on))
 
 
 @pytest.mark.parametrize(

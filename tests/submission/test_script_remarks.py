@@ -14,8 +14,8 @@ from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.candidate_gpus import GpuModel
 from slurm_gpumem.submission.job_variables import job_environment
-from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.script_remarks import (
     batch_remark,
     preallocation_remark,

@@ -8,9 +8,9 @@ import pytest
 
 from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.slurm.nodes import GpuNodes
+from slurm_gpumem.submission.candidate_gpus import CandidateGpus, gpu_kinds
 from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
-from slurm_gpumem.submission.reach import Reach, gpu_kinds
 from slurm_gpumem.submission.request import Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.submission import Workload
@@ -31,8 +31,8 @@ def plan(gib: float, *groups: GpuNodes, argv: Tuple[str, ...] = (), **own: Any) 
     mib = int(gib * 1024)
     on = tuple(NeedOnGpu(model, Need(mib, mib)) for model in models)
     partitions = tuple(dict.fromkeys(name for group in groups for name in group.partitions))
-    reach = Reach(partitions, kinds, models, tuple(groups), gpu_keeps_off_shards=True)
-    return choose_request(job, Workload(mem_mib=mib), reach, Needs(on))
+    candidates = CandidateGpus(partitions, kinds, models, tuple(groups), gpu_keeps_off_shards=True)
+    return choose_request(job, Workload(mem_mib=mib), candidates, Needs(on))
 
 
 def added(made: Plan) -> Dict[str, str]:

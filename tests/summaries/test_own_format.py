@@ -62,6 +62,11 @@ def test_what_is_written_is_read_again() -> None:
     assert read_summary(to_json(SUMMARY)) == SUMMARY
 
 
+def test_a_summary_keeps_that_the_script_came_to_its_end() -> None:
+    ended = replace(SUMMARY, trace=replace(TRACE, finished=True))
+    assert read_summary(to_json(ended)) == ended
+
+
 def test_a_summary_of_an_older_version_has_no_kernels() -> None:
     document = json.loads(to_json(SUMMARY))
     del document["trace"]["kernels"]

@@ -97,7 +97,7 @@ def test_intervals_are_those_of_the_level_of_activity() -> None:
     fitted = model.sources["summary"]
     assert {len(target.bands) for target in fitted.targets.values()} == {3}
     gpu, job = find_gpu("h200"), TrainingJob(64)
-    work = step_work(rebuild(read_summary(EXAMPLES / "resnet50.txt"), job, gpu).tape, job)
+    work = step_work(rebuild(read_summary(EXAMPLES / "resnet50.txt"), job).tape, job)
     found = centers(work, TextQuality(), gpu, fitted)
     low, high = fitted.targets["sm_active"].bands[level_of(found.by_target["sm_active"])]
     slow, fast = found.spans["sm_active"]
@@ -113,7 +113,7 @@ def test_what_is_not_known_of_the_cpu_widens_jobs_that_wait_for_it() -> None:
     widths = []
     for batch in (2, 256):
         job = TrainingJob(batch)
-        work = step_work(rebuild(read_summary(EXAMPLES / "resnet50.txt"), job, gpu).tape, job)
+        work = step_work(rebuild(read_summary(EXAMPLES / "resnet50.txt"), job).tape, job)
         least, most = centers(work, TextQuality(), gpu, fitted).spans["step_seconds"]
         widths.append(most - least)
     assert widths[0] > 0.15 > 0.05 > widths[1]

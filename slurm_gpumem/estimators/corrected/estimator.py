@@ -20,14 +20,14 @@ from slurm_gpumem.estimators.corrected.similar import (
 )
 from slurm_gpumem.estimators.corrected.similar import packaged as packaged_models
 from slurm_gpumem.estimators.coverage import request_at
-from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, Margin
+from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, GroupMargin
 from slurm_gpumem.estimators.margin import packaged as packaged_margins
 from slurm_gpumem.estimators.structural.estimator import estimate_with
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import ACTIVATIONS
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import Estimate, Gpu, Margin, TrainingJob
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 from slurm_gpumem.units import MIB
 
@@ -64,7 +64,11 @@ class _Point:
 
 
 def corrected(
-    summary: ModelSummary, job: TrainingJob, gpu: Gpu, models: SimilarModels, margins: Mapping[str, Margin]
+    summary: ModelSummary,
+    job: TrainingJob,
+    gpu: Gpu,
+    models: SimilarModels,
+    margins: Mapping[str, GroupMargin],
 ) -> Estimate:
     """The estimate by given fits; `gpumem accuracy` gives those that never saw the model."""
     around = anchors(job.batch_size)
@@ -120,12 +124,7 @@ def corrected(
         estimator="corrected",
         warnings=warnings,
         assumptions=tuple(assumed),
-        coverage=margins[group].coverage,
-        requests=asked,
-        group=group,
-        custom_forward=code if code.is_much else None,
-        # Between two anchors the rebuilt step is that of another batch size.
-        step=plain.step if plain.job == job else None,
+        margin=Margin(margins[group].coverage, asked, group, custom_forward=code if code.is_much else None),
     )
 
 
@@ -178,7 +177,7 @@ class CorrectedPeak:
     """How far the runs of similar models are apart, as a share of the structural estimate."""
     batch: int
 
-    def requests(self, margin: Margin) -> Tuple[float, ...]:
+    def requests(self, margin: GroupMargin) -> Tuple[float, ...]:
         """What to ask for at each coverage of LEVELS."""
         return margin.requests(self.peak, self.batch, self.spread)
 
@@ -192,7 +191,10 @@ def correct_peak(
 
 
 def joined(
-    shares: Sequence[float], answers: Sequence[CorrectedPeak], below: Sequence[CorrectedPeak], margin: Margin
+    shares: Sequence[float],
+    answers: Sequence[CorrectedPeak],
+    below: Sequence[CorrectedPeak],
+    margin: GroupMargin,
 ) -> Tuple[float, Tuple[float, ...]]:
     """Peak and requests of a batch size from the answers at its anchors; none is less than any below."""
     first, last = answers[0], answers[-1]

@@ -5,9 +5,3 @@
 Nothing in it was fitted: the rules describe what PyTorch allocates. What the text does not show is assumed,
 and each assumption is listed in the estimate.
 """
-
-from __future__ import annotations
-
-from slurm_gpumem.estimators.structural.estimator import estimate
-
-__all__ = ["estimate"]

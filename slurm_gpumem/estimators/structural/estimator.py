@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Dict, List, Tuple
 
 from slurm_gpumem.estimators.allocator_settings import allocator_settings
@@ -59,18 +60,21 @@ def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Es
         job=job,
         warnings=summary.warnings,
         assumptions=_assumptions(walk, result),
-        step=walk,
     )
     return found, walk, result
 
 
-def rebuild(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Walk:
-    """The training step that a summary's rows stand for, as a tape of operations."""
+@lru_cache(maxsize=32)
+def rebuild(summary: ModelSummary, job: TrainingJob) -> Walk:
+    """The training step that a summary's rows stand for, as a tape of operations.
+
+    Memory, utilization and the batch sizes of a curve ask for the same few steps, each rebuilt once.
+    """
     assumed = ""
     if not summary.has_shapes:
         summary, assumed = with_shapes(summary)
     summary = _without_losses(summary)
-    walk = Walk(summary, job, gpu)
+    walk = Walk(summary, job)
     if assumed:
         walk.assume(f"the text has no shapes; assumed input: {assumed}")
     tree = build_tree(summary)
@@ -96,7 +100,7 @@ def _without_losses(summary: ModelSummary) -> ModelSummary:
 
 def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
     """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
-    walk = rebuild(summary, job, gpu)
+    walk = rebuild(summary, job)
     rule = job.optimizer_rule
     plan = StepPlan(
         states=rule.states,

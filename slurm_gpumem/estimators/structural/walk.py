@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.structural.kinds import drops, has_decoder, keeps_cache, named
 from slurm_gpumem.estimators.tape import Tape, Tensor
-from slurm_gpumem.estimators.types import Gpu, TrainingJob
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 
 _LOW = {"amp-fp16": "fp16", "amp-bf16": "bf16", "fp16": "fp16", "bf16": "bf16"}
@@ -39,10 +39,9 @@ class Scope:
 class Walk:
     """The state of the walk: the tape, the current tensor, and where to look for others."""
 
-    def __init__(self, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> None:
+    def __init__(self, summary: ModelSummary, job: TrainingJob) -> None:
         self.summary = summary
         self.job = job
-        self.gpu = gpu
         self.tape = Tape()
         self.amp = job.amp
         self.wide = job.weight_bytes

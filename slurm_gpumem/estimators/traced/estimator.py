@@ -11,11 +11,9 @@ from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_spread
 from slurm_gpumem.estimators.margin import packaged as margins
-from slurm_gpumem.estimators.traced.fragmentation import fragmentation_mib
 from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
-from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
-from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
+from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, Margin, TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
@@ -29,7 +27,9 @@ _PART_OF = {
     "activations": "activations",
     "workspace": "workspace",
 }
-DOUBTED_SCALE = (1.5, 1.5, 1.5)
+AUTOTUNING_MARGIN = 1.1
+"""What requests allow for, times what cuDNN tries by the rule: other algorithms, half-full segments."""
+LARGER_SCALE = (1.5, 1.5, 1.5)
 """By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
 again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
 _WAYS = {
@@ -62,19 +62,18 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
     peak = sum(parts.values())
     margin = margins()[TRACE]
     moved = context - REFERENCE_CONTEXT_MIB
-    varied = fragmentation_mib(trace, peak - context, settings)
-    least = round(timeline.autotuned * BEYOND / MIB) + context if timeline.autotuned else 0
+    least = round(timeline.autotuned * AUTOTUNING_MARGIN / MIB) + context if timeline.autotuned else 0
     spread = trace_spread(parts["weights"] + parts["optimizer"], peak - moved)
     requests = tuple(
-        max(least, peak + varied, ceil(at) + moved + varied)
+        max(least, peak, ceil(at) + moved)
         for at in margin.requests(float(peak - moved), job.batch_size, spread)
     )
     if timeline.unseen_autotuning > (max(requests) - context) * MIB:
         warnings = (*warnings, _unseen_autotuning(timeline))
-    doubted = 0
+    larger = 0
     if trace.uses_conv and not gpu.workspaces_measured:
-        wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=DOUBTED_SCALE), settings)
-        doubted = max(0, wider.stats.peak_reserved - timeline.stats.peak_reserved) // MIB
+        wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=LARGER_SCALE), settings)
+        larger = max(0, wider.stats.peak_reserved - timeline.stats.peak_reserved) // MIB
     return Estimate(
         peak_mib=peak,
         request_mib=request_at(requests, margin.coverage),
@@ -84,11 +83,8 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
         gpu=gpu.name,
         job=job,
         warnings=(*warnings, *_warnings(trace, job)),
-        assumptions=(_WAYS[trace.way], *_fragmentation_words(varied), *trace.remarks),
-        coverage=margin.coverage,
-        requests=requests,
-        group=TRACE,
-        workspace_doubt_mib=doubted,
+        assumptions=(_WAYS[trace.way], *trace.remarks),
+        margin=Margin(margin.coverage, requests, TRACE, workspace_mib=larger),
     )
 
 
@@ -119,15 +115,6 @@ def _unseen_autotuning(timeline: Timeline) -> str:
         f"up to {largest:.0f} GiB for the job. They are not in the request; PyTorch goes on without them "
         "where they do not fit. Set torch.backends.cudnn.benchmark = False, or let one run be measured: "
         "gpusbatch without --trace"
-    )
-
-
-def _fragmentation_words(varied: int) -> Tuple[str, ...]:
-    if not varied:
-        return ()
-    return (
-        "batches of many lengths fragment PyTorch's cache, depending on their order: the request has "
-        f"{varied:,} MiB for it",
     )
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Counter as CounterOf
 from typing import List, Set, Tuple
 
-from slurm_gpumem.estimators.explain.changes import BACKWARD, without_foreach
-from slurm_gpumem.estimators.explain.stream import Event, Stream
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES
 from slurm_gpumem.estimators.versions import FOREACH, FUSED_ATTENTION, GRADIENTS_FREED, VersionRule, follows
 from slurm_gpumem.summaries.trace_types import Trace
@@ -20,6 +18,8 @@ def in_version(trace: Trace, torch: str) -> Tuple[Trace, Tuple[str, ...]]:
     """The trace for another PyTorch than the one that traced, and warnings of what it cannot show."""
     if not _becomes_older(GRADIENTS_FREED, trace, torch):
         return trace, ()
+    from slurm_gpumem.estimators.explain.changes import without_foreach
+
     changed = keeping_gradients(trace)
     rule = OPTIMIZER_RULES.get(trace.job.optimizer)
     if rule is not None and rule.by_pytorch and _becomes_older(FOREACH, trace, torch):
@@ -46,6 +46,9 @@ def _becomes_older(rule: VersionRule, trace: Trace, torch: str) -> bool:
 
 def keeping_gradients(trace: Trace) -> Trace:
     """Gradients stay from the first step on; later ones are added to them and are gone."""
+    from slurm_gpumem.estimators.explain.changes import BACKWARD
+    from slurm_gpumem.estimators.explain.stream import Event, Stream
+
     stream = Stream(trace)
     released = stream.released_at()
     kept: CounterOf[int] = Counter()

@@ -8,7 +8,6 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
-from slurm_gpumem.estimators.traced.autotuning import play_autotuning
 from slurm_gpumem.estimators.traced.steps import further_step
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
@@ -77,6 +76,8 @@ def _autotuning(
     """Bytes reserved at most while cuDNN times algorithms, and if it timed what it was never seen to time."""
     if not trace.benchmark:
         return 0, 0
+    from slurm_gpumem.estimators.traced.autotuning import play_autotuning
+
     at = trace.job.batch if batch is None else batch
     allocator = CachingAllocator(settings)
     unseen = play_autotuning(trace, at, _events(trace.events, sizes), gpu, allocator)

@@ -39,8 +39,6 @@ the 33 to 260 GiB that its layers have by the rule. There it is not asked for, a
 depend on it, because PyTorch passes over what does not fit beside it."""
 _COMPLEX = 8
 _FLOAT = 4
-BEYOND = 1.1
-"""What requests allow for, times the rule: other algorithms, segments that are not full."""
 _MIRRORED = {"forward": "input", "input": "forward", "weight": "weight"}
 """A transposed convolution is the gradient of the input of another one."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, prod
-from statistics import median
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
@@ -85,7 +84,10 @@ class Forest:
 
     def answer(self, values: Sequence[float], bases: Sequence[float]) -> int:
         """Bytes: the median of the trees."""
-        return int(median(tree.bytes(values, bases, self.beyond) for tree in self.trees))
+        answers = sorted(tree.bytes(values, bases, self.beyond) for tree in self.trees)
+        # `statistics` takes longer to import than all answers of an estimate.
+        middle = len(answers) // 2
+        return int(answers[middle] if len(answers) % 2 else (answers[middle - 1] + answers[middle]) / 2)
 
 
 def workspace_bytes(convolution: Convolution, batch: int) -> int:

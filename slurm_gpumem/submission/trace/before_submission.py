@@ -13,8 +13,8 @@ from slurm_gpumem.slurm.arrays import array_tasks
 from slurm_gpumem.slurm.job_environment import ArrayTask
 from slurm_gpumem.slurm.sbatch import SALLOC, SBATCH
 from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.candidate_gpus import find_candidates
 from slurm_gpumem.submission.decide import Plan
-from slurm_gpumem.submission.reach import find_reach
 from slurm_gpumem.submission.sharded_jobs import why_not_estimated
 from slurm_gpumem.submission.submission import Submission
 from slurm_gpumem.submission.trace import cache
@@ -59,11 +59,11 @@ def with_trace(asked: Submission, progress: Progress, *, here: bool = False) -> 
     untraced = why_not_traced(asked)
     if untraced:
         return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {untraced}"))
-    reach = find_reach(asked)
-    if reach.empty or reach.whole_nodes:
-        why = reach.empty or f"partition {reach.whole_nodes} gives whole nodes"
+    candidates = find_candidates(asked)
+    if candidates.empty or candidates.whole_nodes:
+        why = candidates.empty or f"partition {candidates.whole_nodes} gives whole nodes"
         return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {why}"))
-    gpu = max(reach.gpus, key=lambda gpu: gpu.memory_mib)
+    gpu = max(candidates.gpus, key=lambda gpu: gpu.memory_mib)
     if asked.config.trace.where == "job" and not here:
         if asked.raw.program != SBATCH:
             raise UsageError(
@@ -73,7 +73,7 @@ def with_trace(asked: Submission, progress: Progress, *, here: bool = False) -> 
         runs = _runs(asked, gpu)[0]
         if any(cache.known(run) is None for run in runs):
             whole = whole_gpu_instead(asked)
-            plan = whole_until_traced(whole, reach)
+            plan = whole_until_traced(whole, candidates)
             if not plan.shared:
                 why = f"not traced: {plan.reason}"
                 return AfterTrace(asked._replace(trace=False, goes_unchanged=why))

@@ -23,9 +23,9 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.needs import estimate_needs
-from slurm_gpumem.submission.reach import Reach
 from slurm_gpumem.submission.sbatch_call import PlannedCall
 from slurm_gpumem.submission.submission import Submission, Workload
 
@@ -82,9 +82,9 @@ def deferred_trace(asked: Submission, data: bytes, traces: int) -> Deferred:
     return Deferred(SbatchCall((SBATCH, *words), unset, script), asked.settings.trace_or == "stop")
 
 
-def whole_until_traced(asked: Submission, reach: Reach) -> Plan:
+def whole_until_traced(asked: Submission, candidates: CandidateGpus) -> Plan:
     """The real job's plan: all shards of a GPU, which the trace job makes fewer."""
-    by_shards = reach._replace(gpu_keeps_off_shards=False)
+    by_shards = candidates._replace(gpu_keeps_off_shards=False)
     return choose_request(asked, Workload(), by_shards, estimate_needs(asked, Workload(), by_shards))
 
 

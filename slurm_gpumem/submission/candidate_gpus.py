@@ -33,7 +33,7 @@ class GpuModel(NamedTuple):
         return find_gpu(self.by_name) if self.by_name else closest_gpu(self.gpu_type, self.memory_mib)
 
 
-class Reach(NamedTuple):
+class CandidateGpus(NamedTuple):
     """The GPUs that a job may land on."""
 
     partitions: Tuple[str, ...]
@@ -64,38 +64,38 @@ class Reach(NamedTuple):
         return ", ".join(self.partitions)
 
 
-def find_reach(asked: Submission) -> Reach:
+def find_candidates(asked: Submission) -> CandidateGpus:
     """The GPUs of the job's partitions, of the type that it names; UsageError when there are none at all."""
     wanted = [name for name in (asked.options.get("partition") or "").split(",") if name]
     cluster, warnings = _cluster(asked, wanted)
     default = (cluster.default_partition,) if cluster.default_partition else cluster.partitions
     partitions = tuple(wanted) or default
-    reach = Reach(partitions, warnings=warnings)
+    candidates = CandidateGpus(partitions, warnings=warnings)
     if not set(partitions) & set(cluster.partitions):
-        return reach._replace(empty=f"Slurm knows no partition {reach.names}")
+        return candidates._replace(empty=f"Slurm knows no partition {candidates.names}")
     groups: Sequence[GpuNodes] = cluster.in_partitions(partitions)
     if not groups:
-        raise UsageError(_no_gpus(reach, cluster))
+        raise UsageError(_no_gpus(candidates, cluster))
     gpu_type, by_name = asked.gpus.gpu_type, asked.settings.gpu
     if gpu_type and gpu_type not in {group.gpu_type for group in groups}:
-        return reach._replace(empty=f"partition {reach.names} has no GPU of type {gpu_type}")
+        return candidates._replace(empty=f"partition {candidates.names} has no GPU of type {gpu_type}")
     if gpu_type is None and by_name is not None:
         gpu_type, missing = _slurm_type(groups, by_name)
         if missing:
-            more = f"partition {reach.names} has no {by_name}; the estimate is for one anyway"
-            reach = reach._replace(warnings=(*warnings, more))
+            more = f"partition {candidates.names} has no {by_name}; the estimate is for one anyway"
+            candidates = candidates._replace(warnings=(*warnings, more))
     if gpu_type:
         groups = [group for group in groups if group.gpu_type == gpu_type]
     known = [group for group in groups if not _unknown_profile(group)]
     if len(known) < len(groups):
-        said = _unknown_profiles(reach, [group for group in groups if group not in known])
+        said = _unknown_profiles(candidates, [group for group in groups if group not in known])
         if not known and asked.gpus.gpus:
-            return reach._replace(empty=said)
+            return candidates._replace(empty=said)
         if not known:
             raise UsageError(f"{said}.\nNothing was submitted.")
-        reach = reach._replace(warnings=(*reach.warnings, f"{said}; it is left out"))
+        candidates = candidates._replace(warnings=(*candidates.warnings, f"{said}; it is left out"))
     kinds, models = gpu_kinds(known, asked.config.sharing, by_name)
-    return reach._replace(
+    return candidates._replace(
         kinds=kinds,
         models=models,
         groups=tuple(known),
@@ -114,10 +114,10 @@ def _cluster(asked: Submission, wanted: Sequence[str]) -> Tuple[Cluster, Tuple[s
     return cluster, warnings
 
 
-def _no_gpus(reach: Reach, cluster: Cluster) -> str:
+def _no_gpus(candidates: CandidateGpus, cluster: Cluster) -> str:
     having = sorted({name for group in cluster.gpu_nodes for name in group.partitions})
     return (
-        f"partition {reach.names} has no GPUs.\n"
+        f"partition {candidates.names} has no GPUs.\n"
         f"Partitions with GPUs: {', '.join(having) or 'none'}. Choose one with --partition.\n"
         "Nothing was submitted."
     )
@@ -127,10 +127,10 @@ def _unknown_profile(group: GpuNodes) -> bool:
     return profile_name(group.gpu_type) is not None and not GpuModel(group.gpu_type).find().entry
 
 
-def _unknown_profiles(reach: Reach, groups: Sequence[GpuNodes]) -> str:
+def _unknown_profiles(candidates: CandidateGpus, groups: Sequence[GpuNodes]) -> str:
     names = ", ".join(sorted({group.gpu_type or "" for group in groups}))
     return (
-        f"partition {reach.names} has MIG profile {names}, whose memory is not known "
+        f"partition {candidates.names} has MIG profile {names}, whose memory is not known "
         f'(["{groups[0].gpu_type}"] memory_mib in gpumem-gpus.toml can say it)'
     )
 
