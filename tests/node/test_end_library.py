@@ -54,7 +54,12 @@ def asked(tmp_path: Path) -> Asked:
 
 def _started(library: Path, code: str, asked: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(library)],
+        [
+            sys.executable,
+            "-c",
+            f"import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup\n{code}",
+            str(library),
+        ],
         env={"GPUMEM_END_SOCKET": str(asked)},
         stdout=subprocess.PIPE,
         text=True,

@@ -272,10 +272,13 @@ def _cpu(command: list[str], env: dict[str, str]) -> float:
 @needs_root
 def test_the_record_is_opened_and_closed_with_the_exit_code(node: Node) -> None:
     node.hook("prolog", node.env(7))
-    opened = json.loads((node.root / "spool" / "7.0.n1.json").read_text())
+    record = node.root / "spool" / "7.0.n1.json"
+    until(record.exists)
+    opened = json.loads(record.read_text())
     assert (opened["end"], opened["claim"]) == (None, "gpumem/1:est=7000,req=8192")
     node.hook("epilog", {**node.env(7), "SLURM_JOB_EXIT_CODE2": "1:0"})
-    closed = json.loads((node.root / "spool" / "7.0.n1.json").read_text())
+    until(lambda: json.loads(record.read_text())["end"] is not None)
+    closed = json.loads(record.read_text())
     assert (closed["exit_code"], closed["signal"]) == (1, 0)
     assert closed["end"] >= closed["start"]
     assert list(Path(node.folder.jobs).iterdir()) == []
@@ -293,7 +296,8 @@ def test_where_a_sampler_runs_a_hook_starts_no_python(node: Node) -> None:
     assert node.folder.task_file(7).exists()
     node.hook("epilog", {**node.env(7), "SLURM_JOB_EXIT_CODE2": "3:0"})
     assert jobs.get(node.folder, 7) is None
-    assert json.loads((node.root / "spool" / "7.0.n1.json").read_text())["exit_code"] == 3
+    record = node.root / "spool" / "7.0.n1.json"
+    until(lambda: record.exists() and json.loads(record.read_text())["exit_code"] == 3)
 
 
 @needs_root

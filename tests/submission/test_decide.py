@@ -20,6 +20,9 @@ from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
+from slurm_gpumem.submission.script_trace.batch_script import ScriptRun
+from slurm_gpumem.submission.script_trace.before_submission import whole_gpu_instead
+from slurm_gpumem.submission.script_trace.result import Trace
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.submission import (
     HETEROGENEOUS,
@@ -30,9 +33,6 @@ from slurm_gpumem.submission.submission import (
     read_submission,
     read_workload,
 )
-from slurm_gpumem.submission.trace.batch_script import ScriptRun
-from slurm_gpumem.submission.trace.before_submission import whole_gpu_instead
-from slurm_gpumem.submission.trace.result import Trace
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import TracedScript

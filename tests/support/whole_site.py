@@ -164,6 +164,8 @@ def make_whole_site(
         ("mps_control", root / "bin" / MPS_STANDIN.name),
     ):
         site.set("node", key, str(value))
+    site.set("node", "mps", "per-user")
+    site.set("sharing", "max_slowdown", 2.0)
     site.set("node.slurm_env", "SLURM_CONF", str(cluster.layout.slurm_conf))
     written = cluster.run([GPUMEM, "setup", "--output", str(root / "setup")])
     assert written.returncode == 0, written.stderr

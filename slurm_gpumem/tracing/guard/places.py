@@ -22,6 +22,7 @@ _SCRIPT_BYTES = 1 << 16
 _PATH = re.compile(rb"(?<![\w./-])/[\w.+@%-]+(?:/[\w.+@%-]+)*")
 _SYSTEM = {"usr", "etc", "bin", "sbin", "lib", "lib32", "lib64", "boot", "proc", "sys", "dev", "run", "snap",
            "nix", "lost+found"}  # fmt: skip
+_KERNELS = {"dev", "proc", "sys"}
 _DEPTH, _ENTRIES, _SEARCH_S = 3, 4000, 2.0
 """How far the user's own folders are looked for; a file server that is gone must not hold up a trace."""
 
@@ -30,6 +31,8 @@ def find_places(command: Sequence[str], environ: Mapping[str, str], mounts: List
     """Real paths of folders that get a private copy, none of them inside another."""
     named = list(named_folders(command, environ))
     wanted = [path for path in named if not is_below(path, "/run") or path in named[: len(_FIRST) + 1]]
+    # A private copy of device files would be one of files that do not work: root may write there.
+    wanted = [path for path in wanted if path.split("/")[1] not in _KERNELS]
     found = {_topmost(path, mounts) for path in [*_ALWAYS, *wanted] if _may_write(path)}
     found.update(_owned_elsewhere(mounts))
     return [path for path in sorted(found) if not any(is_below(path, other) for other in found)]
