@@ -203,7 +203,7 @@ def _decide(
     )
     notes: Tuple[str, ...] = ()
     if asked.trace:
-        from slurm_gpumem.submission.script_trace.before_submission import with_trace
+        from slurm_gpumem.submission.job_trace.before_submission import with_trace
 
         after = with_trace(asked, lambda state, seconds: None)
         if after.deferred is not None:

@@ -37,8 +37,8 @@ from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.decide import Plan
+    from slurm_gpumem.submission.job_trace.before_submission import AfterTrace
     from slurm_gpumem.submission.sbatch_call import PlannedCall
-    from slurm_gpumem.submission.script_trace.before_submission import AfterTrace
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
@@ -205,7 +205,7 @@ def _go(raw: RawInput) -> int:
 def _traced(asked: Submission, switches: Switches) -> AfterTrace:
     """Trace the script first; what is asked then has a model."""
     from slurm_gpumem.report.script_trace import progress_text, trace_lines
-    from slurm_gpumem.submission.script_trace.before_submission import with_trace
+    from slurm_gpumem.submission.job_trace.before_submission import with_trace
     from slurm_gpumem.terminal.progress import StatusLine
 
     try:
@@ -226,8 +226,8 @@ def _traced(asked: Submission, switches: Switches) -> AfterTrace:
 def _submit_behind(after: AfterTrace, switches: Switches) -> int:
     """Submit a trace job and, behind it, the job itself, which asks for a whole GPU until it is traced."""
     from slurm_gpumem.slurm.controller import Controller
+    from slurm_gpumem.submission.job_trace.trace_job import behind, tell_real_job
     from slurm_gpumem.submission.sbatch_call import build_call
-    from slurm_gpumem.submission.script_trace.trace_job import behind, tell_real_job
 
     deferred, plan = after.deferred, after.plan
     assert deferred is not None

@@ -226,8 +226,8 @@ def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = Fals
 
     A trace that was made before is taken, unless it is to be made `again`; another Python's is not kept.
     """
-    from slurm_gpumem.submission.script_trace import cache
-    from slurm_gpumem.submission.script_trace.batch_script import ScriptRun
+    from slurm_gpumem.submission.job_trace import cache
+    from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
     from slurm_gpumem.terminal.progress import StatusLine
     from slurm_gpumem.tracing.model.request import trace_code
     from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU

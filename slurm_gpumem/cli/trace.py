@@ -19,8 +19,8 @@ from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.script_trace import progress_text, rank_notes, trace_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
+from slurm_gpumem.submission.job_trace.batch_script import facts_of
 from slurm_gpumem.submission.job_variables import job_environment
-from slurm_gpumem.submission.script_trace.batch_script import facts_of
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary

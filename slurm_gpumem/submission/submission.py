@@ -19,7 +19,7 @@ from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, O
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.memory_line import MemoryLine
     from slurm_gpumem.estimators.types import TrainingJob
-    from slurm_gpumem.submission.script_trace.result import Trace
+    from slurm_gpumem.submission.job_trace.result import Trace
     from slurm_gpumem.summaries.types import ModelSummary
 
 NOTHING_ASKED = "no model, memory line or amount of GPU memory is given"

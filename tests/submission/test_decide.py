@@ -17,12 +17,12 @@ from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import Plan, choose_request, decide
 from slurm_gpumem.submission.host import HostShare
+from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
+from slurm_gpumem.submission.job_trace.before_submission import whole_gpu_instead
+from slurm_gpumem.submission.job_trace.result import Trace
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
-from slurm_gpumem.submission.script_trace.batch_script import ScriptRun
-from slurm_gpumem.submission.script_trace.before_submission import whole_gpu_instead
-from slurm_gpumem.submission.script_trace.result import Trace
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.submission import (
     HETEROGENEOUS,

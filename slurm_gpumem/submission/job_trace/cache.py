@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional
 
 from slurm_gpumem.files import keep_newest, read_plain, write_atomic
-from slurm_gpumem.submission.script_trace.batch_script import ScriptRun
+from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
 from slurm_gpumem.tracing.script.run import TracedScript
 from slurm_gpumem.units import MIB
 from slurm_gpumem.xdg import cache_path

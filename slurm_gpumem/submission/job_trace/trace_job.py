@@ -30,7 +30,7 @@ from slurm_gpumem.submission.sbatch_call import PlannedCall
 from slurm_gpumem.submission.submission import Submission, Workload
 
 _ROOT = str(Path(__file__).resolve().parents[3])
-_INSIDE = "slurm_gpumem.submission.script_trace.in_trace_job"
+_INSIDE = "slurm_gpumem.submission.job_trace.in_trace_job"
 OUTPUT = "gpumem-trace-%j.out"
 _MORE_MIB, _MORE_S = 512, 120
 """Of the trace job beyond the traced script's own limits."""

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Dict
 
-from slurm_gpumem.submission.script_trace.stub import ANSWERS
+from slurm_gpumem.submission.job_trace.stub import ANSWERS
 
 _PROGRAM = str(Path(__file__).resolve().with_name("stub.py"))
 _FOLDER = "bin"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from slurm_gpumem.estimators.types import Estimate, Gpu
-from slurm_gpumem.submission.script_trace.batch_script import ScriptRun
+from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.script.run import TracedScript
 
