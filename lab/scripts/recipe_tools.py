@@ -73,7 +73,7 @@ def words(path: Path, lines: int = 3000, kinds: int = 4000) -> None:
 
 
 def sentence(low: int = 12, high: int = 40) -> str:
-    """So many words of those that the tokenizer knows."""
+    """This number of words that the tokenizer knows."""
     return " ".join(f"w{random.randrange(WORDS)}" for _ in range(random.randrange(low, high)))
 
 

@@ -116,7 +116,7 @@ def _status_kib(pid: int) -> Dict[str, int]:
 
 
 def _add_memory_files(pid: int, files: Dict[Tuple[int, int], int]) -> None:
-    """Files without a name (memfd_create): nobody's until a process maps them, and memory all the same."""
+    """Files without a name (memfd_create): counted for no process until one maps them, and yet in memory."""
     try:
         handles = os.listdir(f"/proc/{pid}/fd")
     except OSError:

@@ -26,7 +26,7 @@ class Mount(NamedTuple):
 
     @property
     def remote(self) -> bool:
-        """Whether asking it may take long, or for ever where its server is gone."""
+        """Whether asking it may take long, or hang where its server is gone."""
         return self.kind in NETWORK or self.kind.startswith("fuse")
 
 
