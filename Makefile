@@ -11,7 +11,7 @@
 # make bench   tests with a bound on time; start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-slurmctld   cost of the samplers' questions for slurmctld with 20,000 jobs in the queue (minutes)
 # make bench-sampler   cost of the node's sampler with 8 GPUs and 40 processes
-# make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
+# make bench-trace   time to the first step, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
 # make bench-estimate  CPU time of one estimate from a text or a trace, in the process that makes it
 # make bench-simulate   time and memory of the simulator on large clusters
 # make bench-everyday   what people wait for: submitting, reports, memory lines, a trace that is there already
@@ -156,13 +156,14 @@ test-slurm-versions: setup-test
 	  GPUMEM_TEST_LONG=1 GPUMEM_TEST_SLURM_ROOT=$$tree $(PYTEST) -m slurm || exit 1; \
 	done
 
-# What layouts and scripts need beyond the tests: FUSE, XFS, transformers, Lightning.
+# What layouts and scripts need beyond the tests: FUSE, XFS, containers, and a folder with transformers and
+# Lightning (make test-layouts LAYOUT_PACKAGES=VENV/lib/python3.11/site-packages uses one that is there).
 LAYOUT_PACKAGES := .cache/layout-packages
-test-layouts: APT_PACKAGES += bindfs fuse3 xfsprogs cron at
+test-layouts: APT_PACKAGES += bindfs fuse3 xfsprogs cron at openssh-server bubblewrap charliecloud-runtime
 test-layouts: setup-test
 	@[ -d $(LAYOUT_PACKAGES) ] || $(BIN)/python -m pip install -q --disable-pip-version-check --target $(LAYOUT_PACKAGES) \
 	  --constraint <(echo '$(TORCH)') transformers accelerate pytorch-lightning
-	GPUMEM_TEST_PACKAGES=$(CURDIR)/$(LAYOUT_PACKAGES) $(PYTEST) -rs tests/tracing/layouts tests/tracing/guard
+	GPUMEM_TEST_PACKAGES=$(abspath $(LAYOUT_PACKAGES)) $(PYTEST) -rs tests/tracing/layouts tests/tracing/guard
 
 # Kills the hook at every step and runs a hundred jobs at once: too slow for every day.
 test-recovery: setup-test
@@ -195,6 +196,7 @@ bench-estimate: $(BIN)/gpumem
 	$(BIN)/python tests/bench/estimate.py
 
 bench-trace: setup-test
+	PYTHONPATH=. $(BIN)/python tests/bench/first_step.py
 	$(BIN)/python tests/bench/trace.py
 
 bench-recovery: setup-test

@@ -24,6 +24,6 @@ def exit_code(body: Callable[[], int]) -> int:
         except ModuleNotFoundError as error:
             if str(error.name).split(".")[0] in ("lab", "slurm_gpumem"):
                 raise
-            raise UsageError(f"{error.name} is not installed: pip install 'slurm-gpumem[train]'") from error
+            raise UsageError(f"{error.name} is not installed: pip install -e '.[train]'") from error
 
     return run_command(with_libraries)

@@ -91,6 +91,11 @@ local function share(job, site, asked, mib, gpus)
   else
     gpu, count, needed, differ = hardware.measure(site, gpus, mib, shared)
   end
+  local by_memory = count
+  if not asked.record and not asked.instance and type(site.unknown_share) == "number" then
+    -- gpusbatch does the same for memory by hand: it is no way around the site's limit on slowdowns.
+    count = math.max(count, math.min(math.ceil(site.unknown_share * gpu.shares), gpu.shares))
+  end
   if shared and shared.count > count and not asked.script and given(job.argc, NO_VAL) and job.argc > 0 then
     return left(format("%s will wait forever: one GPU here has %d %ss",
       clean(requests.as_option(shared)), count, site.gres)) -- srun would request its own number again
@@ -137,7 +142,8 @@ local function share(job, site, asked, mib, gpus)
   plan.message = format("gpumem: %s became --gres=%s (%s %d%s)%s%s",
     came and was or "no GPU option", word, asked.instance and "a MIG instance of" or "one GPU has",
     asked.instance and gpu.memory_mib or gpu.shares, asked.instance and " MiB" or "",
-    asked.line and lines.told(asked.line) or "",
+    (asked.line and lines.told(asked.line) or "")
+      .. (count > by_memory and format("; how busy it keeps a GPU is not known (memory alone: %d)", by_memory) or ""),
     needed > count and format("; it needs %d and may run out of GPU memory", needed) or "")
   return plan
 end
@@ -166,6 +172,9 @@ function M.plan(job, partitions, site)
   end
   local reason = requests.reason_to_leave(job, request, asked.script, asked.directives)
   local instances = false
+  if not reason and type(mib) == "table" and requests.nodes(job) > 1 then
+    reason = "its memory line is of one process, and it runs on several nodes; mem= would share"
+  end
   if not reason and not request.kind and not request.shared and not asked.record then
     local granted = math.huge
     if gpus[1] then

@@ -117,16 +117,16 @@ local function interpolate(knots, batch)
   return left[2] - floor((left[2] - right[2]) * part / whole), left[3] - floor((left[3] - right[3]) * part / whole)
 end
 
--- The context and the doubt about it: as the site's jobs showed for the line's estimator, else as in the table.
+-- The context and its margin: as the site's jobs showed for the line's estimator, else as in the table.
 local function context_of(line, gpu)
   local known = type(gpu.context) == "table" and gpu.context[PLACE[line.context]]
   local context = type(known) == "number" and line.context ~= "none" and known or CONTEXT[line.context]
-  local doubt = type(gpu.context_doubt_mib) == "number" and gpu.context_doubt_mib or 0
+  local margin = type(gpu.context_margin_mib) == "number" and gpu.context_margin_mib or 0
   local learned = type(gpu.learned) == "table" and gpu.learned[match(line.by, "^[^+]*")]
   if type(learned) == "table" and type(learned[1]) == "number" and type(learned[2]) == "number" then
     return line.context == "none" and 0 or math.max(1, context + learned[1]), learned[2]
   end
-  return context, doubt
+  return context, margin
 end
 
 local function on_workspace(line, batch, large)
@@ -157,10 +157,10 @@ function M.memory(line, batch, gpu)
     local other_peak, other_request = on_workspace(line, batch, false)
     peak, request = math.max(peak, other_peak), math.max(request, other_request)
   end
-  local context, doubt = context_of(line, gpu)
+  local context, margin = context_of(line, gpu)
   peak = math.max(1, peak + floor(context * line.of_peak / 100))
-  doubt = doubt + floor(peak * percent_of_trace(line, gpu) / 100)
-  return peak, math.max(peak, request + floor(context * line.of_request / 100) + doubt)
+  margin = margin + floor(peak * percent_of_trace(line, gpu) / 100)
+  return peak, math.max(peak, request + floor(context * line.of_request / 100) + margin)
 end
 
 -- The batch size that applies: the environment's, the script's or the line's own; or nil and the error.

@@ -26,8 +26,25 @@ function M.as_option(item)
   return OPTION[item.field] .. value
 end
 
+-- How many nodes the job asks for, at least.
+function M.nodes(job)
+  return given(job.min_nodes, NO_VAL) and math.max(1, job.min_nodes) or 1
+end
+
+-- Why a job on several nodes, or perhaps on several, cannot have a share of one GPU on each; or nil.
+local function several_nodes(job, request)
+  local nodes, tasks = M.nodes(job), given(job.num_tasks, NO_VAL) and job.num_tasks or 1
+  if nodes == 1 then
+    return tasks > 1 and job.max_nodes ~= 1 and "it may run on several nodes" or nil
+  elseif tasks > nodes or (given(job.ntasks_per_node, NO_VAL16) and job.ntasks_per_node > 1) then
+    return "it runs several tasks on the GPU of each node; --ntasks-per-node=1 would share"
+  end
+  return request.per_job and "--gpus counts the GPUs of all its nodes; --gres=gpu:1 would share" or nil
+end
+
 -- Why a job that asks for sharing keeps its original request, or nil.
 function M.reason_to_leave(job, request, script, directives)
+  local on_nodes = several_nodes(job, request)
   if directives and lower(directives["exclusive-gpu"] or "") == "yes" then
     return "it asks for exclusive-gpu=yes"
   elseif request.odd then
@@ -36,9 +53,8 @@ function M.reason_to_leave(job, request, script, directives)
     return "it asks for --exclusive"
   elseif given(job.het_job_offset, NO_VAL) then
     return "it is part of a heterogeneous job"
-  elseif (given(job.min_nodes, NO_VAL) and job.min_nodes > 1)
-      or (given(job.num_tasks, NO_VAL) and job.num_tasks > 1 and job.max_nodes ~= 1) then
-    return "it may run on several nodes"
+  elseif on_nodes then
+    return on_nodes
   elseif request.gpus > 1 or request.per_socket or (request.per_task and job.num_tasks ~= 1) then
     return "it asks for several GPUs"
   elseif request.whole and not script then
@@ -66,6 +82,7 @@ function M.sort(items, site)
     elseif item.name == "gpu" then
       local seen = request.whole and request.whole.field ~= item.field
       request.gpus = seen and math.max(request.gpus, item.count) or request.gpus + item.count
+      request.per_job = request.per_job or item.field == "tres_per_job"
       request.per_task = request.per_task or item.field == "tres_per_task"
       request.per_socket = request.per_socket or item.field == "tres_per_socket"
       request.whole = request.whole or item
@@ -113,17 +130,19 @@ end
 
 -- CPUs and host memory in proportion, if the job asked for none and the site's table has the figures.
 function M.host_share(job, site, gpu, count)
-  local numbers = {}
+  local numbers, nodes = {}, M.nodes(job)
+  -- On several nodes the number of tasks is that of the nodes and says nothing about CPUs.
+  local named = given(job.num_tasks, NO_VAL) and nodes == 1
   local asked_memory = job.min_mem_per_node or job.min_mem_per_cpu
   if gpu.host_mib and not asked_memory then
     local least = math.min(site.min_host_mib or 1, gpu.host_mib / 4)
     numbers.pn_min_memory = math.floor(math.max(1, least, gpu.host_mib * count / gpu.shares))
   end
-  if gpu.cpus and not given(job.cpus_per_task, NO_VAL16) and not given(job.num_tasks, NO_VAL)
-      and not (given(job.min_cpus, NO_VAL) and job.min_cpus > 1) then
+  if gpu.cpus and not given(job.cpus_per_task, NO_VAL16) and not named
+      and not (given(job.min_cpus, NO_VAL) and job.min_cpus > nodes) then
     local cpus = math.min(math.floor(gpu.cpus * count / gpu.shares), site.max_cpus or gpu.cpus)
     if cpus > 1 then
-      numbers.cpus_per_task, numbers.min_cpus = cpus, cpus
+      numbers.cpus_per_task, numbers.min_cpus = cpus, cpus * nodes
     end
   end
   return numbers

@@ -1,29 +1,24 @@
 #!/bin/sh
 # shellcheck disable=SC1090,SC1091,SC2034,SC2154
-# Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (gpumem docs recovery),
-# and end the output of a job that asked for it with one line on its memory (gpumem docs monitoring).
+# Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (gpumem docs recovery).
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog='' here=${0%/*}
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 for part in log_check let_go; do [ -r "$here/$part.sh" ] && . "$here/$part.sh"; done
 
-run() {
+at_end() {
+    [ -z "$overran" ] && log_is_clean && return
     # The job's own libraries must not be loaded into this Python.
     /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin GPUMEM_RUN_DIR="$run_dir" \
-        GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
-}
-at_end() {
-    if [ -n "$overran" ] || ! log_is_clean; then run slurm_gpumem.recovery.task; fi
-    [ "$end_line" = yes ] && run slurm_gpumem.node.end_line
+        GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
 }
 
 # A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.
-task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no one_log=no
+task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} one_log=no
 if [ -r "$task_file" ]; then
     ours=no
     while read -r key one _; do
         case "$key $one" in
         "record yes") ours=yes ;; "one_log yes") one_log=yes ;;
-        "end_line yes") ours=yes end_line=yes ;;
         esac
     done <"$task_file"
 fi

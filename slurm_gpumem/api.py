@@ -59,7 +59,6 @@ class JobOptions(TypedDict, total=False):
     """Share of jobs like it that the request is to hold for: 0.9."""
     on_oom: Optional[str]
     """"requeue" or "fail"."""
-    end_line: Optional[bool]
     strategy: Optional[str]
     """How a job uses several GPUs: "ddp" (default); "fsdp" and the like keep whole GPUs, unestimated."""
     trace: Optional[bool]

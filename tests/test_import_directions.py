@@ -50,7 +50,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "submission",
         "simulation",
     },
-    "site": {"config", "formats", "slurm", "accounting", "estimators", "devcluster"},
+    "site": {"config", "formats", "slurm", "utilization", "accounting", "estimators", "devcluster"},
     "simulation": {"config", "estimators", "formats", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
     "lab": {"summaries", "tracing", "estimators", "utilization", "site", "simulation", "terminal"},

@@ -33,6 +33,7 @@ ASKS_WHERE_IT_IS = {
     "tracing/model/load.py": "files of the user's modules",
     "tracing/script/evaluations.py": "files of the user's modules, and the package's, which are none of them",
     "tracing/guards.py": "the package's root, to tell its frames from those that ask for a value",
+    "tracing/script/rounds.py": "files of the user's modules, whose loops are watched",
     "tracing/script/run.py": "the package's root and its own programs, for the traced command",
 }
 

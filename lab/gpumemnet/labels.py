@@ -78,11 +78,12 @@ def check(family: str, count: int) -> Agreement:
 
 def check_measured(path: Path) -> Agreement:
     """The labels of the authors' own MLPs against what they measured, from their mlp_data_step2.csv."""
-    pairs = [(label(drawn), measured) for drawn, measured in _authors_mlps(path)]
+    pairs = [(label(drawn), measured) for drawn, measured in authors_mlps(path)]
     return _agreement("mlp: replayed layers against the authors' measurements", MLP, pairs)
 
 
-def _authors_mlps(path: Path) -> Iterator[Tuple[Configuration, int]]:
+def authors_mlps(path: Path) -> Iterator[Tuple[Configuration, int]]:
+    """Their configurations, and the MiB that they measured."""
     with path.open(newline="") as file:
         for number, row in enumerate(csv.DictReader(file)):
             found = re.match(

@@ -1,16 +1,19 @@
 """What `sharing.max_slowdown` does at every load: `python -m lab.score.loads --svg docs/loads.svg`.
 
-The 60 jobs of `lab/data/simulation/60-tasks.csv`, dealt out among three users, arrive on two nodes of four
-H200 as fast as makes up a load: 1 is as much work as the GPUs do with one job on each. What is printed is the
-mean time from submission to the end, as a part of what it is with whole GPUs. All of it is simulated.
+The 60 jobs of `lab/data/simulation/60-tasks.csv` (or the 90 lighter ones beside it: `--trace`), dealt out
+among three users, arrive on two nodes of four H200 as fast as makes up a load: 1 is as much work as the GPUs
+do with one job on each. What is printed is the mean time from submission to the end, as a part of what it is
+with whole GPUs; then the same by how long others may go around a job that waits, and the longest wait. All of
+it is simulated; `python -m lab.score.replayed` holds the simulator against queues that were measured.
 """
 
 from __future__ import annotations
 
 import argparse
+from math import inf
 from pathlib import Path
 from statistics import mean
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
@@ -19,17 +22,20 @@ from slurm_gpumem.simulation.policies import find_policy, timing_of, with_condit
 from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.simulation.vary import varied
+from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.svg import Frame, document, key, text
 
 TRACE = Path(__file__).parents[1] / "data" / "simulation" / "60-tasks.csv"
 FLEET = parse_fleet("2x4xh200", cores_per_node=0)
-LOADS = (0.3, 0.7, 1.0, 2.0)
-LIMITS = (1.15, 1.25, 1.5, 1.99, 2.0, 3.0, 4.0)
-PLACEMENTS = ("pack", "spread")
+LOADS = (0.3, 0.7, 1.0, 2.0, 4.0)
+LIMITS = (1.15, 1.25, 1.5, 1.99, 2.0, 2.5, 3.0, 4.0)
+PLACEMENTS = ("pack", "spread", "level")
+PATIENCE_H = (0.0, 0.5, 1.0, 4.0, inf)
+CHOSEN = 2.5
 WAYS = {"mps-shared": "one server", "mps": "per user"}
 _USERS = "abc"
 _SEEDS = 3
-_COLOURS = ("#4c78a8", "#59a14f", "#f28e2b", "#b3261e")
+_COLOURS = ("#4c78a8", "#59a14f", "#f28e2b", "#b3261e", "#6a51a3")
 
 
 class Point(NamedTuple):
@@ -45,18 +51,26 @@ class Point(NamedTuple):
     """Mean, while running."""
 
 
+class Played(NamedTuple):
+    """A trace in one way; hours, means over seeds."""
+
+    completion: float
+    slowdown: float
+    longest_wait: float
+
+
 def points(jobs: Sequence[SimJob]) -> List[Point]:
     """Every way, placement, load and limit."""
     found = []
     for load in LOADS:
         trace = at_load(jobs, load)
-        whole, _ = _played(trace, find_policy("slurm"), "exclusive")
+        whole = whole_gpus(trace).completion
         for way in WAYS:
             for placement in PLACEMENTS:
                 for limit in LIMITS:
                     policy = with_conditions(find_policy(f"slurm-{placement}"), slowdown=limit)
-                    total, slow = _played(trace, policy, way)
-                    found.append(Point(way, placement, load, limit, total / whole, slow))
+                    one = played(trace, policy, way)
+                    found.append(Point(way, placement, load, limit, one.completion / whole, one.slowdown))
     return found
 
 
@@ -70,10 +84,43 @@ def at_load(jobs: Sequence[SimJob], load: float) -> List[SimJob]:
     ]
 
 
-def _played(trace: Sequence[SimJob], policy: Policy, way: str) -> Tuple[float, float]:
-    setup = Setup(FLEET, policy, "trace", way, timing_of(policy))
-    runs = [figures(simulate(varied(trace, seed), setup)) for seed in range(_SEEDS)]
-    return mean(run.completion.mean for run in runs), mean(run.slowdown for run in runs)
+def whole_gpus(trace: Sequence[SimJob]) -> Played:
+    """Slurm without sharing, as it is unless a site says otherwise."""
+    return played(trace, find_policy("slurm"), "exclusive", 0.0)
+
+
+def played(trace: Sequence[SimJob], policy: Policy, way: str, patience_s: float = PATIENCE_S) -> Played:
+    """The trace as it is and varied."""
+    setup = Setup(FLEET, policy, "trace", way, timing_of(policy)._replace(reserve_after_s=patience_s))
+    outcomes = [simulate(varied(trace, seed), setup) for seed in range(_SEEDS)]
+    runs = [figures(outcome) for outcome in outcomes]
+    waits = [max(s - j.arrival for j, s in zip(one.jobs, one.start)) for one in outcomes]
+    return Played(
+        mean(run.completion.mean for run in runs) / 3600,
+        mean(run.slowdown for run in runs),
+        mean(waits) / 3600,
+    )
+
+
+def patience(jobs: Sequence[SimJob]) -> Dict[str, List[Played]]:
+    """By how long others may go around a job: each load, at the chosen limit; whole GPUs first."""
+    policy = with_conditions(find_policy("slurm-level"), slowdown=CHOSEN)
+    traces = [at_load(jobs, load) for load in LOADS]
+    found = {"whole GPUs": [whole_gpus(trace) for trace in traces]}
+    for hours in PATIENCE_H:
+        name = "without end" if hours == inf else f"{hours:g} h"
+        found[name] = [played(trace, policy, "mps-shared", 3600 * hours) for trace in traces]
+    return found
+
+
+def patience_lines(found: Dict[str, List[Played]]) -> List[str]:
+    """A table: completion as a part of that with whole GPUs (longest wait in hours) by load."""
+    whole = [one.completion for one in found["whole GPUs"]]
+    rows = [f"{'others go around it':<29}" + "".join(f"{f'load {load:g}':>15}" for load in LOADS)]
+    for name, ones in found.items():
+        cells = (f"{one.completion / base:.2f} ({one.longest_wait:.1f} h)" for one, base in zip(ones, whole))
+        rows.append(f"{name:<29}" + "".join(f"{cell:>15}" for cell in cells))
+    return rows
 
 
 def lines(found: Sequence[Point]) -> List[str]:
@@ -103,7 +150,7 @@ def svg(found: Sequence[Point]) -> str:
     parts.append(text((frame.left + frame.end) / 2, frame.base + 40, "max_slowdown", "ink", anchor="middle"))
     parts.append(text(18, middle, title, "ink", anchor="middle", more=turned))
     for load, colour in zip(LOADS, _COLOURS):
-        for placement, dash in (("spread", ""), ("pack", ' stroke-dasharray="5 4"')):
+        for placement, dash in (("level", ""), ("pack", ' stroke-dasharray="5 4"')):
             ours = [p for p in shown if (p.load, p.placement) == (load, placement)]
             places = " ".join(f"{frame.x(p.limit):.1f},{frame.y(p.completion):.1f}" for p in ours)
             parts.append(
@@ -111,7 +158,13 @@ def svg(found: Sequence[Point]) -> str:
             )
     for place, (load, colour) in enumerate(zip(LOADS, _COLOURS)):
         parts.append(key(frame.left + 14, frame.top + 16 + 18 * place, colour, f"load {load:g}"))
-    parts.append(text(frame.left + 14, frame.top + 20 + 18 * len(LOADS), "solid: spread; dashed: pack"))
+    parts.append(
+        text(
+            frame.left + 14,
+            frame.top + 20 + 18 * len(LOADS),
+            "solid: idle GPUs first; dashed: GPUs fill up in order",
+        )
+    )
     return document(frame.width, frame.height, f"{title}, against max_slowdown", parts)
 
 
@@ -119,9 +172,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Print the table; draw the plot where a file is named."""
     parser = argparse.ArgumentParser(prog="python -m lab.score.loads", description=__doc__)
     parser.add_argument("--svg", type=Path, help="file to draw into")
+    parser.add_argument("--trace", type=Path, default=TRACE)
     args = parser.parse_args(argv)
-    found = points(read_trace(TRACE))
-    print("\n".join(lines(found)))
+    jobs = read_trace(args.trace)
+    found = points(jobs)
+    print("\n".join([*lines(found), "", *patience_lines(patience(jobs))]))
     if args.svg:
         args.svg.write_text(svg(found))
     return 0

@@ -11,6 +11,9 @@ environment = { "PYTHONPATH" = "." }     # variables whose values are paths belo
 prepare = "python -c ..."                # a command before it
 stand_ins = ["librosa"]                  # packages replaced by stubs where they are not installed
 carried = ["yacs"]                       # packages that the environment needs besides the usual ones
+stratum = "changes"                      # or "repeats": whether later steps are like the first, by reading
+change = "the network grows"             # what changes, of scripts of that stratum
+benchmark = true                         # it sets cudnn.benchmark
 
 [[script]]
 name = "resnet50-b32"
@@ -49,6 +52,9 @@ class Script:
     stand_ins: Sequence[str] = ()
     carried: Sequence[str] = ()
     job: Mapping[str, Any] = field(default_factory=dict)
+    stratum: str = ""
+    change: str = ""
+    benchmark: bool = False
 
 
 def load_list(path: Path) -> List[Script]:

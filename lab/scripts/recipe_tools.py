@@ -96,6 +96,16 @@ def splits(
         write_lines(folder / f"{part}.{suffix}", [row(index) for index in range(count)])
 
 
+def edit(path: Path, *changes: Sequence[str]) -> None:
+    """Settings that a script keeps in its source, and names that today's packages no longer have."""
+    text = path.read_text(encoding="utf-8")
+    for old, new in changes:
+        if old not in text:
+            raise SystemExit(f"{path} has no {old!r}")
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+
+
 def tokenizer(folder: Path, length: int = 1024) -> None:
     """A word is a token: w0 to w3999, the letters, the roles of a talk."""
     tokenizers: Any = importlib.import_module("tokenizers")

@@ -4,7 +4,8 @@
     python -m lab.scripts.score LIST ... [--later] [--as-traced]  every script of these, together
     python -m lab.scripts.score rows.jsonl ...                    the same for rows in other files
 
-Rows are those of lab/data/scripts/LIST.jsonl.xz; the rows of one name are put together.
+Rows are those of lab/data/scripts/LIST.jsonl.xz; the rows of one name are put together. Scripts of lists with
+strata (strata.py) have a line for each stratum and one in which each counts as often as it is found.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lab.command import exit_code
 from lab.ground_truth import open_text
 from lab.places import SCRIPT_ROWS
 from lab.scripts.lists import LISTS
+from lab.scripts.strata import STRATA, quantile, strata_of_scripts, weighted_share, weights
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.units import MIB, ceil_div
@@ -45,6 +47,8 @@ class Judged:
     beyond: Optional[float]
     """Seconds of the trace beyond the script's own start, where that was measured."""
     phases: Sequence[str]
+    to_the_end: Optional[bool] = None
+    """Whether the trace came to the script's end; None: traced before traces said so."""
 
     @property
     def error(self) -> float:
@@ -80,6 +84,8 @@ def _print(args: argparse.Namespace) -> int:
         return 0
     print("list            scripts  not traced  median     P90  below (silent)   sum  > 1.5   > 2")
     for name in LISTS:
+        if not (SCRIPT_ROWS / f"{name}.jsonl.xz").exists():
+            continue  # neither traced nor measured yet
         result = judge(load([name], args.later), args.gpu, args.as_traced)
         print(f"{name:<16}{len(result.judged):>7}{len(result.not_traced):>12}  " + _table_row(result.judged))
     return 0
@@ -123,6 +129,7 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
     reserved = round(row["reserved_bytes"] / MIB)
     context = made.parts["context"]
     seconds = float(row["trace_seconds"])
+    unfinished = row["trace_facts"].get("unfinished")
     start = row.get("start_seconds")
     return Judged(
         name=str(row["name"]),
@@ -135,6 +142,7 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
         seconds=seconds,
         beyond=max(0.0, seconds - start) if start else None,
         phases=[name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")],
+        to_the_end=None if unfinished is None else not unfinished,
     )
 
 
@@ -152,7 +160,7 @@ def lines(rows: Sequence[Row], gpu: str, as_traced: bool = False) -> List[str]:
     found += [_line(one) for one in result.judged]
     if not result.judged:
         return [*found, "no script was both traced and run", _traced_only(rows)]
-    return [*found, _sums(result.judged), _times(result)]
+    return [*found, _sums(result.judged), *_end(result.judged), *_strata(result), _times(result)]
 
 
 def _line(one: Judged) -> str:
@@ -179,6 +187,50 @@ def _sums(judged: Sequence[Judged]) -> str:
         + f"sum of requests / sum of needs {_sum(judged):.2f}; "
         f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}"
     )
+
+
+def _end(judged: Sequence[Judged]) -> List[str]:
+    """How many were followed to their end, and how good these are."""
+    known = [one for one in judged if one.to_the_end is not None]
+    ended = sorted(abs(one.error) for one in known if one.to_the_end)
+    if not known:
+        return []
+    said = f"followed to the end: {len(ended)} of {len(known)} ({100 * len(ended) / len(known):.0f} %)"
+    if ended:
+        p90 = ended[int(0.9 * len(ended))]
+        said += f", of these median {100 * median(ended):.1f} %, P90 {100 * p90:.1f} %"
+    missed = ", ".join(one.name for one in known if not one.to_the_end)
+    return [said + (f"; not: {missed}" if missed else "")]
+
+
+def _strata(result: Result) -> List[str]:
+    """A line for each stratum and the weighted one, where every script has one."""
+    of = strata_of_scripts()
+    names = [*(one.name for one in result.judged), *result.not_traced]
+    if {of.get(name) for name in names} != set(STRATA):
+        return []
+    parts = {stratum: [one for one in result.judged if of[one.name] == stratum] for stratum in STRATA}
+    found = [f"{stratum}: {_sums(parts[stratum])}" for stratum in STRATA if parts[stratum]]
+    if not all(parts.values()):
+        return found
+    weighed = weights(result.judged, lambda one: of[one.name])
+    sizes = [(weight, abs(one.error)) for weight, one in weighed]
+    needs = sum(weight * one.need for weight, one in weighed)
+    below = 100 * weighted_share((weight, one.request < one.need) for weight, one in weighed)
+    silent = weighted_share((weight, one.request < one.need and not one.warned) for weight, one in weighed)
+    wide = weighted_share((weight, one.request > 2 * one.need) for weight, one in weighed)
+    traced = weighted_share((w, name not in result.not_traced) for w, name in weights(names, of.__getitem__))
+    said = (
+        f"weighted by how common each is: median {100 * quantile(sizes, 0.5):.1f} %, "
+        f"P90 {100 * quantile(sizes, 0.9):.1f} %; request below need {below:.1f} %, "
+        f"without a warning {100 * silent:.1f} %; sum of requests / sum of needs "
+        f"{sum(weight * one.request for weight, one in weighed) / needs:.2f}; "
+        f"> 2 x {100 * wide:.1f} %; not traced {100 * (1 - traced):.1f} %"
+    )
+    if all(one.to_the_end is not None for one in result.judged):
+        ended = weighted_share((weight, bool(one.to_the_end)) for weight, one in weighed)
+        said += f"; followed to the end {100 * ended:.0f} %"
+    return [*found, said]
 
 
 def _table_row(judged: Sequence[Judged]) -> str:

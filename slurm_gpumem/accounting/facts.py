@@ -20,6 +20,9 @@ _WASTE = f"max(0, {_GRANTED} - own_peak_mib) * {_RUN}"
 _FAILED = f"(oom OR state = {FAILED_WORD})"
 _CPUS_KNOWN = "cpus IS NOT NULL AND cpus_mean IS NOT NULL"
 
+_RUN_NUMBER = "job_id * 1000 + restarts"
+"""A run on several nodes has a row for each, and counts once."""
+
 _WORK = f"end IS NOT NULL AND NOT redone AND NOT {_FAILED}"
 """Runs that exclusive use would have had, too: their time can be compared."""
 
@@ -39,14 +42,17 @@ FACTS: Tuple[Tuple[str, str], ...] = (
     ("alone_unknown", f"sum({_WORK} AND alone_s IS NULL)"),
     ("alone_seen", f"sum({_WORK} AND alone_s IS NOT NULL AND guessed = 0)"),
     ("alone_guessed", f"sum({_WORK} AND alone_s IS NOT NULL AND guessed = 1)"),
-    ("redone", "sum(redone)"),
+    ("redone", f"count(DISTINCT CASE WHEN redone THEN {_RUN_NUMBER} END)"),
     ("redone_s", "sum(CASE WHEN redone THEN used_s END)"),
-    ("failed_runs", f"sum(end IS NOT NULL AND NOT redone AND {_FAILED})"),
+    (
+        "failed_runs",
+        f"count(DISTINCT CASE WHEN end IS NOT NULL AND NOT redone AND {_FAILED} THEN {_RUN_NUMBER} END)",
+    ),
     ("failed_s", f"sum(CASE WHEN NOT redone AND {_FAILED} THEN used_s END)"),
     ("strangers", "sum(strangers)"),
     ("would_s", "sum(would_s)"),
     ("would_of_s", f"sum(CASE WHEN would_s IS NOT NULL THEN {_RUN} END)"),
-    ("ooms", "sum(oom)"),
+    ("ooms", "sum(head * ooms)"),
     ("oom_recovered", f"sum(head AND ooms > 0 AND state = {COMPLETED_WORD})"),
     ("oom_lost", f"sum(head AND ooms > 0 AND state NOT IN ({COMPLETED_WORD}, {RUNNING_WORD}))"),
     (

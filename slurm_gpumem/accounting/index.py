@@ -218,7 +218,18 @@ class IndexWriter:
                 "UPDATE job SET redone = ? WHERE id = ?",
                 [(row["restarts"] < head["restarts"], row["id"]) for row in rows],
             )
+            self._fold_nodes(rows)
             self._fold_into(head, last, rows, len(ooms | found & {row["restarts"] for row in rows}))
+
+    def _fold_nodes(self, rows: Sequence[sqlite3.Row]) -> None:
+        """The ranks of a run wait for each other: what neighbours cost the slowest, they cost all."""
+        for restarts in {row["restarts"] for row in rows}:
+            ranks = [row for row in rows if row["restarts"] == restarts]
+            if len(ranks) > 1 and all(row["alone_s"] is not None for row in ranks):
+                least = min(row["alone_s"] / row["gpus"] for row in ranks)
+                self._db.executemany(
+                    "UPDATE job SET alone_s = gpus * ? WHERE id = ?", [(least, row["id"]) for row in ranks]
+                )
 
     def _fold_into(
         self, head: sqlite3.Row, last: Sequence[sqlite3.Row], rows: Sequence[sqlite3.Row], ooms: int

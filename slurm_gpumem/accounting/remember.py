@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, TypeVar
+from typing import Dict, List, NamedTuple, Optional, Sequence, TypeVar
 
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, recipe_of, rest_of
 from slurm_gpumem.formats.remembered import CpuRun, Recipe, own_file, write_remembered
@@ -29,13 +29,15 @@ class _Latest(NamedTuple):
 def _latest(connection: sqlite3.Connection, uid: int) -> _Latest:
     latest = _Latest({}, {}, {})
     rows = connection.execute(
-        "SELECT recipe.text, gpu.text, peak_mib, cpus, rest FROM job "
+        "SELECT recipe.text, gpu.text, peak_mib, cpus, rest, records, job_id, restarts, cluster FROM job "
         "JOIN word AS recipe ON recipe.id = job.recipe JOIN word AS gpu ON gpu.id = job.gpu "
         "WHERE judged = 1 AND uid = ? ORDER BY end DESC",
         (uid,),
     )
-    for text, gpu, peak, cpus, rest in rows:
+    for text, gpu, peak, cpus, rest, records, *run in rows.fetchall():
         recipe, others = recipe_of(text), rest_of(rest)
+        if records > 1:
+            others = others._replace(alone_sm=_busiest(connection, uid, run))
         samples = others.samples
         if recipe.known and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
             _add(latest.peaks, recipe, gpu, peak)
@@ -44,6 +46,14 @@ def _latest(connection: sqlite3.Connection, uid: int) -> _Latest:
             if others.cpus_high and cpus:
                 _add(latest.cpus, recipe, gpu, CpuRun(float(others.cpus_high), cpus))
     return latest
+
+
+def _busiest(connection: sqlite3.Connection, uid: int, run: Sequence[int]) -> str:
+    """The highest activity on any node of a run: the ranks wait for the busiest of them."""
+    rests = connection.execute(
+        "SELECT rest FROM job WHERE job_id = ? AND restarts = ? AND cluster = ? AND uid = ?", (*run, uid)
+    )
+    return max((rest_of(rest).alone_sm for (rest,) in rests), key=lambda part: float(part or 0), default="")
 
 
 def _add(values: _ByRecipe[_Value], recipe: Recipe, gpu: str, value: _Value) -> None:

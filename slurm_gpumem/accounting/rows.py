@@ -46,6 +46,8 @@ class Rest(NamedTuple):
     """Its SM activity while it had its GPU to itself."""
     cpus_high: str
     """CPUs that it kept busy at most in nearly all of its busy time."""
+    said: str
+    """How much slower its owner was told it runs beside others."""
 
 
 _RESTS = len(Rest._fields)
@@ -155,6 +157,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         basis,
         _alone_sm(figures),
         "" if cpus_high is None else str(cpus_high),
+        claimed.said,
     )
     return Run(
         cluster,

@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 from slurm_gpumem.accounting import index_file, schema
 from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.remember import remember_own
-from slurm_gpumem.accounting.rows import Rest, recipe_of, rest_of, split_parts
+from slurm_gpumem.accounting.rows import recipe_of, rest_of, split_parts
 from slurm_gpumem.accounting.schema import UNJOINED
 from slurm_gpumem.accounting.sums import Sums
 from slurm_gpumem.accounting.types import (
@@ -25,6 +25,7 @@ from slurm_gpumem.accounting.types import (
 )
 from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_config
 from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.formats.comment import said_slowdown
 
 
 class Store:
@@ -167,7 +168,7 @@ class Store:
             sharing=text[row["sharing"]],
             gpu=text[row["gpu"]],
             gpu_memory_mib=row["gpu_mib"],
-            devices=tuple(self._devices[int(number)] for number in row["devices"].split()),
+            devices=self._devices.of(folded.get("devices", row["devices"])),
             companions=companions,
             company=tuple(sorted((self._names[row["cluster"], job] for job in companions), key=_by_numbers)),
             submit=row["submit"],
@@ -180,12 +181,14 @@ class Store:
             signal=_number(rest.signal),
             attempts=row["attempts"],
             ooms=row["ooms"],
-            sm_share=row["sm_share"],
+            sm_share=folded.get("sm_share", row["sm_share"]),
             gpu_sm=float(rest.gpu_sm) if rest.gpu_sm else None,
             energy_j=folded.get("energy_j", row["energy_j"]),
             gpu_s=folded.get("gpu_s", (row["end"] - row["start"]) * row["gpus"] if ended else None),
             alone_s=row["alone_s"],
-            slowdown=_slowdown(row, rest),
+            slowdown=_slowdown(row, folded.get("met_last", rest.met)),
+            said_slowdown=said_slowdown(rest.said)[0],
+            said_at_most=said_slowdown(rest.said)[1],
             alone_by=rest.alone_by,
             idle_s=row["idle_s"],
             cpus=row["cpus"],
@@ -203,21 +206,30 @@ class Store:
     def _all_runs(self, head: Mapping[str, Any]) -> Dict[str, Any]:
         """What a job's runs make together; the head's row has its own part only."""
         rows = self._db.execute(
-            "SELECT energy_j, (end - start) * gpus, used_s, would_s, "
-            "CASE WHEN node = ?3 OR restarts < ?4 THEN end - start END, rest, "
-            "CASE WHEN oom THEN limit_mib END, strangers FROM job "
-            "WHERE job_id = ?1 AND cluster = ?2 AND uid = ?5 ORDER BY restarts",
-            (head["job_id"], head["cluster"], head["node"], head["restarts"], head["uid"]),
+            "SELECT energy_j, (end - start) * gpus, used_s, would_s, rest, "
+            "CASE WHEN oom THEN limit_mib END, strangers, restarts, end - start, devices, sm_share FROM job "
+            "WHERE job_id = ? AND cluster = ? AND uid = ? ORDER BY restarts",
+            (head["job_id"], head["cluster"], head["uid"]),
         ).fetchall()
-        energy, gpu_s, used_s, would_s, run_s, rests, limits, strangers = zip(*rows)
+        energy, gpu_s, used_s, would_s, rests, limits, strangers, *_ = zip(*rows)
+        # A run on several nodes is as long as on the one where it took longest.
+        longest: Dict[int, float] = {}
+        for *_, restarts, run_s, _, _ in rows:
+            longest[restarts] = max(longest.get(restarts, 0.0), run_s or 0.0)
+        last = [row for row in rows if row[7] == head["restarts"]]
         if any(strangers):
             used_s = ()
-        sums = {"energy_j": energy, "gpu_s": gpu_s, "used_s": used_s, "would_s": would_s, "run_s": run_s}
+        sums = {"energy_j": energy, "gpu_s": gpu_s, "used_s": used_s, "would_s": would_s}
         known = {name: [value for value in values if value is not None] for name, values in sums.items()}
         return {
             **{name: sum(values) if values else None for name, values in known.items()},
+            "run_s": sum(longest.values()) or None,
             "oom_limit_mib": next((limit for limit in reversed(limits) if limit is not None), None),
             "met": " ".join(rest_of(rest).met for rest in rests),
+            "met_last": " ".join(rest_of(row[4]).met for row in last).strip(),
+            "devices": " ".join(row[9] for row in last),
+            # The busiest rank: the others wait for it.
+            "sm_share": max((row[10] for row in last if row[10] is not None), default=None),
         }
 
 
@@ -265,6 +277,10 @@ class _Devices(Dict[int, Device]):
     def __init__(self, connection: sqlite3.Connection) -> None:
         super().__init__()
         self._db = connection
+
+    def of(self, numbers: str) -> Tuple[Device, ...]:
+        """Those of a row's numbers, in the order of their nodes."""
+        return tuple(sorted((self[int(number)] for number in numbers.split()), key=lambda gpu: gpu.node))
 
     def __missing__(self, number: int) -> Device:
         row = self._db.execute(
@@ -318,9 +334,9 @@ def open_store(
     return Store(index_file.open_own(settings, fill, update=update), settings, everybody=only is None)
 
 
-def _slowdown(row: Mapping[str, Any], rest: Rest) -> Optional[float]:
+def _slowdown(row: Mapping[str, Any], met: str) -> Optional[float]:
     """Of a run beside others."""
-    if row["end"] is None or not row["alone_s"] or not rest.met:
+    if row["end"] is None or not row["alone_s"] or not met:
         return None
     return float((row["end"] - row["start"]) * row["gpus"] / row["alone_s"])
 

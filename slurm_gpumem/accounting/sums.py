@@ -119,7 +119,9 @@ class Sums:
         if filters.states:
             parts.append(f"state IN ({self._among(filters.states, values)})")
         if filters.nodes:
-            parts.append(f"node IN ({self._among(filters.nodes, values)})")
+            # All rows of a job that was there: its head may be the row of another node.
+            job, among = "job_id, cluster, uid", self._among(filters.nodes, values)
+            parts.append(f"({job}) IN (SELECT {job} FROM job WHERE node IN ({among}))")
         if filters.jobs or filters.tasks:
             marks = ", ".join("?" * len(filters.jobs))
             either = [f"job_id IN ({marks})", f"array_job IN ({marks})"] if filters.jobs else []

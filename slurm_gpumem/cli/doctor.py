@@ -8,6 +8,7 @@ from typing import List
 
 from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_color
+from slurm_gpumem.site.ask_nodes import SSH
 from slurm_gpumem.site.doctor import examine_cluster
 from slurm_gpumem.site.look import Ask
 from slurm_gpumem.terminal.colour import Palette, palette
@@ -17,7 +18,7 @@ def main(argv: List[str]) -> int:
     """Entry point of the subcommand: 0 ok, 1 warning, 2 critical, 3 unknown."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.through is not None and args.nodes is None:
+    if args.through != SSH and args.nodes is None:
         parser.error("--through says how nodes are asked; add --nodes")
     if not 1 <= args.timeout <= 600:
         parser.error("--timeout is between 1 and 600 seconds")
@@ -48,12 +49,13 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="LIST",
-        help="also ask these nodes (n[1-4,7]; all with shares if no LIST is given), with srun",
+        help="also ask these nodes (n[1-4,7]; all with shares if no LIST is given), with ssh",
     )
     parser.add_argument(
         "--through",
         metavar="COMMAND",
-        help="ask them with this command instead of srun, like 'ssh -o BatchMode=yes {node}'",
+        default=SSH,
+        help="the command that asks them (default '%(default)s')",
     )
     parser.add_argument(
         "--timeout", type=float, default=20.0, metavar="S", help="how long to wait for a node (default 20)"

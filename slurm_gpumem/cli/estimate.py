@@ -39,7 +39,7 @@ from slurm_gpumem.estimators.types import (
 )
 from slurm_gpumem.report.estimate import comparison_lines, fit_line, result_line, warnings_of
 from slurm_gpumem.submission.job_variables import job_environment
-from slurm_gpumem.submission.kept_estimates import estimate_once
+from slurm_gpumem.submission.kept_estimates import estimate_once, memory_once
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say
@@ -79,7 +79,9 @@ def _run(args: argparse.Namespace) -> int:
     gpu, gpu_notes = _gpu(settings, config, shard_mib)
     names = registry.names_for(summary) if estimator == ALL else [estimator]
     coverage = settings.coverage or config.sharing.coverage
-    estimates = [estimate_once(name, summary, job, gpu, coverage) for name in names]
+    # One line on memory needs no utilization.
+    estimated = estimate_once if args.json or args.explain or estimator == ALL else memory_once
+    estimates = [estimated(name, summary, job, gpu, coverage) for name in names]
     if args.json:
         _print_json(args, summary, gpu, estimates, shard_mib)
         _notes(gpu_notes)

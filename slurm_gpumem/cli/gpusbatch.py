@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.job_trace.before_submission import AfterTrace
     from slurm_gpumem.submission.sbatch_call import PlannedCall
+    from slurm_gpumem.summaries.types import ModelSummary
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
@@ -80,7 +81,6 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --max-slowdown X      how much longer its steps may take beside others (1.15); default: the site's
   --coverage X          share of jobs like it that the request is to hold for (0.9); default: the site's
   --on-oom WHAT         requeue (default) or fail when it runs out of GPU memory
-  --end-line            at its end, one line in its output on what it used
   --dry-run             print the sbatch command and submit nothing
   --explain             show where the memory goes
   --json                one JSON object on standard output
@@ -220,7 +220,19 @@ def _traced(asked: Submission, switches: Switches) -> AfterTrace:
         lines = trace_lines(trace.run.name, trace.summary, trace.traced, trace.estimate, shard_mib)
         print("\n".join(lines), file=sys.stderr)
     _say_all(f"note: {note}" for note in after.notes)
-    return after
+    return after if trace is None else after._replace(asked=_asked_of_user(after.asked, trace.summary))
+
+
+def _asked_of_user(asked: Submission, summary: ModelSummary) -> Submission:
+    """With trace.unfinished = "ask", on a terminal: the margin, if its user takes that for an answer."""
+    config, seen = asked.config, summary.trace.unfinished if summary.trace else ""
+    if not seen or config.trace.unfinished != "ask" or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return asked
+    say(f"the trace did not come to the script's end: seen were {seen}. What comes later may need more")
+    print("submit it with a margin for that? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        return asked  # refused where the site's rule is looked at
+    return asked._replace(config=config._replace(trace=config.trace._replace(unfinished="margin")))
 
 
 def _submit_behind(after: AfterTrace, switches: Switches) -> int:

@@ -105,6 +105,7 @@ def _as_json(
         "parts": dict(estimate.parts),
         "ranks": estimate.job.gpus,
         "gpu": estimate.gpu,
+        "unfinished": (summary.trace.unfinished if summary.trace else "") or None,
         "seconds": round(traced.seconds, 1),
         "facts": traced.facts,
         "changed": list(traced.changed),
@@ -119,8 +120,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpumem trace",
         usage="gpumem trace [options] -- COMMAND ...",
         description="Run a training command as it is, without a GPU: data is read for real, what goes to\n"
-        '"cuda" becomes shapes. It ends when training and evaluation have been seen; none of your files\n'
-        "is changed, and there is no network.",
+        '"cuda" becomes shapes. Steps and rounds that are known are left out, so that it comes to its end\n'
+        "in time; none of your files is changed, and there is no network.",
         epilog="examples:\n"
         "  gpumem trace -- python train.py --batch-size 64\n"
         "  gpumem trace -o summary.json --gpu a100 -- torchrun --nproc-per-node=4 train.py",
@@ -139,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         type=seconds,
         default=Limits.onward_s,
         metavar="S",
-        help=f"seconds to go on in search of evaluation (default: {Limits.onward_s:g})",
+        help=f"seconds after the first steps to come to the script's end (default: {Limits.onward_s:g})",
     )
     parser.add_argument("--memory-limit", metavar="SIZE", help="host memory of all its processes, like 16G")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")

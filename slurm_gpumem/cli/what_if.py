@@ -75,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         help="how a GPU is shared (default: mps, a server for each user)",
     )
     parser.add_argument(
-        "--placement", choices=("pack", "spread"), default="pack",
-        help="Slurm's default, or LL_SHARED_GRES (from 23.11)",
+        "--placement", choices=("pack", "spread", "level"), default="pack",
+        help="Slurm's default; LL_SHARED_GRES (from 23.11); that and LLN=YES on the partition",
     )  # fmt: skip
     parser.add_argument(
         "--max-slowdown",

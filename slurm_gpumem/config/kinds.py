@@ -120,10 +120,9 @@ def _slowdown(value: Any) -> float:
 
 
 def _part(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not 0 <= number <= 1:
-        raise ValueError(value)
-    return number
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not 0 <= float(value) <= 1:
+        raise ValueError
+    return float(value)
 
 
 def _coverage(value: Any) -> float:

@@ -79,6 +79,7 @@ class TraceSettings(NamedTuple):
     cpus: int = TRACE.default("cpus")
     at_once: int = TRACE.default("at_once")
     at_once_per_user: int = TRACE.default("at_once_per_user")
+    unfinished: str = TRACE.default("unfinished")
     partition: Optional[str] = TRACE.default("partition")
 
 

@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import Reading, read_file, read_tables
 from slurm_gpumem.config.schema import NODE, SHARING
 
 _RUN_DIR = "/run/gpumem"
+_LIMITING = {"per-user", "shared"}
+"""Modes in which a job's processes are clients of MPS, which limits their memory."""
 _default = NODE.default
 
 
@@ -37,7 +40,6 @@ class NodeConfig(NamedTuple):
     unfenced: str = _default("unfenced")
     user_tmpfs_mib: int = _default("user_tmpfs_mib")
     grace_s: float = _default("grace_s")
-    end_line: str = _default("end_line")
     prometheus_file: Optional[Path] = _default("prometheus_file")
     prometheus_every_s: float = _default("prometheus_every_s")
     prometheus_users: bool = _default("prometheus_users")
@@ -60,10 +62,6 @@ class NodeConfig(NamedTuple):
     def mps_anywhere(self) -> FrozenSet[str]:
         """Every mode that some job may run in."""
         return frozenset((self.mps, *self.mps_by_partition.values(), *self.mps_by_gpu.values()))
-
-    def wants_end_line(self, asked: bool) -> bool:
-        """Whether a job gets one that did, or did not, ask for it."""
-        return self.end_line == "all" or (self.end_line == "ask" and asked)
 
     def job_mib(self, shards: int) -> int:
         """What a job with this number of shards may use of one GPU."""
@@ -91,6 +89,13 @@ def load_node_config(path: str) -> NodeConfig:
     A hook that fails over a typing error in a file would drain the node.
     """
     return _node_config(read_file(path, (NODE, SHARING)))
+
+
+def site_limits_jobs() -> bool:
+    """Whether the site's file says how jobs share GPUs, and in a way in which each has a memory limit."""
+    reading = read_file(site_config_path(), (NODE, SHARING))
+    config = _node_config(reading)
+    return "mps" in reading.table(NODE) and config.limits and config.mps_anywhere() <= _LIMITING
 
 
 def node_config_from(tables: Mapping[str, Any], where: str) -> NodeConfig:

@@ -1,4 +1,4 @@
-"""The `[recovery]` table of gpumem.toml: whether, how far and how soon a failed job comes back."""
+"""The `[recovery]` table of gpumem.toml: whether and how far a failed job comes back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ class RecoveryConfig(NamedTuple):
     enabled: bool = _default("enabled")
     ladder: Tuple[Step, ...] = _default("ladder")
     on_oom: str = _default("on_oom")
-    nice: int = _default("nice")
-    priority: int = _default("priority")
     shard_mib: int = SHARING.default("shard_mib")
     """From [sharing]; the following from [node]."""
     spool: Path = NODE.default("spool")

@@ -24,7 +24,6 @@ from slurm_gpumem.config.kinds import (
     Section,
     one_of,
     table_of,
-    whole_number,
 )
 
 MODES = ("observe", "opt-in", "on")
@@ -127,11 +126,11 @@ TEXTS = Section(
 JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
     "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input", "input-dtype",
-    "end-line", "torch", "module-loading", "coverage", "strategy", "trace", "trace-or", "trace-tasks",
+    "torch", "module-loading", "coverage", "strategy", "trace", "trace-or", "trace-tasks",
     "trace-limit",
 )  # fmt: skip
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
-JOB_SWITCHES = ("exclusive-gpu", "checkpointing", "channels-last", "end-line", "trace")
+JOB_SWITCHES = ("exclusive-gpu", "checkpointing", "channels-last", "trace")
 """Those of them that are yes or no; on a #GPUMEM line the bare word means yes."""
 
 JOB = Section(
@@ -164,6 +163,13 @@ TRACE = Section(
         Key("cpus", AT_LEAST_ONE, 2, "CPUs that it may use"),
         Key("at_once", AT_LEAST_ONE, 8, "traces that run at once on a login node, on different CPUs"),
         Key("at_once_per_user", AT_LEAST_ONE, 2, "of them, those of one user"),
+        Key(
+            "unfinished",
+            one_of("margin", "whole-gpu", "ask"),
+            "margin",
+            'for a script whose end the trace did not see: "margin" (a wider request), "whole-gpu", or "ask" '
+            "(refuse; on a terminal, ask the user)",
+        ),
         Key("partition", TEXT, None, 'of the trace jobs (where = "job"); unset: the default partition'),
     ),
 )
@@ -257,12 +263,6 @@ NODE = Section(
             "size of the file system for the files of a user's MPS daemon on one GPU; 0 for none",
         ),
         Key("grace_s", SECONDS, 1, "how long that may last before the action is taken"),
-        Key(
-            "end_line",
-            one_of("off", "ask", "all"),
-            "ask",
-            "which jobs get a line on what they used at the end of their output",
-        ),
         Key("prometheus_file", PATH, None, "the node's metrics, for node_exporter's textfile collector"),
         Key("prometheus_every_s", SECONDS, 15, "between two writes of that file"),
         Key("prometheus_users", SWITCH, True, "name the jobs' users in that file"),
@@ -298,18 +298,6 @@ RECOVERY = Section(
             one_of("requeue", "fail"),
             "fail",
             "for jobs whose record does not say; gpusbatch always says",
-        ),
-        Key(
-            "nice",
-            whole_number("a whole number", -2_147_483_645, 2_147_483_645),
-            0,
-            "given to a job that comes back; below 0 only where root's record shows its memory at the limit",
-        ),
-        Key(
-            "priority",
-            whole_number("a priority of at least 0", 0, 2**32 - 3),
-            0,
-            "a fixed priority instead, by the same rule; 0 leaves it to Slurm",
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""The demo: a separate Slurm cluster, five training jobs, and where they run.
+"""The demo: a separate Slurm cluster, more training jobs than GPUs, and what becomes of them.
 
 Run by `make demo`. The daemons and the scheduling are real; the GPUs are stand-ins.
 """
@@ -8,29 +8,42 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.devcluster import cluster as devcluster
-from slurm_gpumem.devcluster import demo_report, jobs, ledger
+from slurm_gpumem.devcluster import demo_report, hooks
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
 from slurm_gpumem.errors import DevClusterError
-from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.slurm.placement import Placement, placements
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import count
-from slurm_gpumem.units import format_mib
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-_SCRIPTS = ("resnet50.sh", "bert.sh", "mobilenetv3.sh", "vit.sh", "gpt2.sh")
+_SCRIPTS = (
+    "resnet50.sh", "search.sh", "vit.sh", "gpt2.sh", "search.sh", "larger.sh", "mobilenetv3.sh", "bert.sh",
+)  # fmt: skip
+_CANCELLED, _LARGER, _LAST = "vit", "larger", "bert"
+_GPU = NodeSpec("n1", gpus=2, gpu_type="h200", gpu_memory_mib=140 * MIB_PER_SHARD, cpus=32)
+_SITE = f"""\
+[sharing]
+shard_mib = {MIB_PER_SHARD}
+max_slowdown = 2.5
+[node]
+mps = "shared"
+"""
+"""What `gpumem setup` writes, as far as a request depends on it."""
 _PATIENCE_S = 60.0
 
-Places = Dict[str, List[Placement]]
+Places = Mapping[str, List[Placement]]
 """Job → its GPUs, at one moment."""
 
 
@@ -39,95 +52,80 @@ class DemoJob(NamedTuple):
 
     job_id: str
     name: str
-    script: Path
-
-
-class Outcome(NamedTuple):
-    """The outcome of one example; sizes in MiB, None if unknown."""
-
-    job: DemoJob
-    state: str
-    estimated: Optional[int]
-    need: Optional[int]
-    """Memory that was asked for: the estimate and a reserve."""
-    share: int
-    """Memory of the shards that it held; more than its need where its activity decided."""
-    measured: Optional[int]
 
 
 def demo() -> int:
-    """Play it all; 0 when every job completed."""
+    """Play it all; DevClusterError where a job does not end as it should."""
     begin = time.monotonic()
-    _check_examples()
+    if not all((_EXAMPLES / name).is_file() for name in _SCRIPTS):
+        raise DevClusterError(f"{_EXAMPLES}: the examples are missing; run the demo in a checkout: make demo")
     folder = Path(tempfile.mkdtemp(prefix="gpumem-demo-"))
     folder.chmod(0o755)
     cluster: Optional[Cluster] = None
     try:
-        spec = ClusterSpec(nodes=default_nodes(2), state=folder / "cluster", hooks=True)
+        state = folder / "cluster"
+        recovery = hooks.recovery_settings(Layout(state).hooks)
+        quick = "SchedulerParameters=sched_interval=1,bf_interval=1"
+        lines = (*(f"{key}={value}" for key, value in recovery.items()), quick)
+        spec = ClusterSpec(nodes=(_GPU,), state=state, hooks=True, cred_expire_s=5, extra_conf=lines)
         cluster = devcluster.up(spec)
-        outcomes = _play(cluster, folder, time.monotonic() - begin)
+        (folder / "gpumem.toml").write_text(_SITE)
+        _play(cluster, folder, time.monotonic() - begin)
     finally:
         if cluster is not None:
             cluster.stop()
         shutil.rmtree(folder)
-    _say(
-        f"All daemons are stopped, the cluster's files are removed ({time.monotonic() - begin:.0f} s total)."
-    )
-    return 0 if all(outcome.state == "COMPLETED" for outcome in outcomes) else 1
+    _say(f"\nAll daemons are stopped, the files are removed ({time.monotonic() - begin:.0f} s in all).")
+    return 0
 
 
-def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
-    nodes = cluster.spec.nodes
+def _play(cluster: Cluster, folder: Path, took: float) -> None:
     _title(f"1. A Slurm cluster, up in {took:.1f} s")
     _say(
-        f"Slurm assigns the machines of a cluster to its users' jobs. A real Slurm now runs here,\n"
-        f"with {len(nodes)} simulated machines (nodes) of {nodes[0].gpus} GPUs, "
-        f"{nodes[0].gpu_memory_mib // MIB_PER_SHARD} GiB each. This computer needs no GPU:\n"
-        "the GPUs are stand-ins, and so is the training. A stand-in job uses as much of its GPU's memory as\n"
-        "the same training used on a real GPU, and fails like PyTorch if there is not enough."
+        f"A real Slurm runs here now, with a simulated machine of {_GPU.gpus} GPUs of "
+        f"{_GPU.gpu_memory_mib // MIB_PER_SHARD} GiB: each is divided into\n"
+        "shards of 1 GiB. This computer needs no GPU: a stand-in takes the place of each training, holds as\n"
+        "much GPU memory as the same training did on an H200, and fails as PyTorch does."
     )
-    _title("2. Five training jobs, submitted with gpusbatch")
+    _title(f"2. {len(_SCRIPTS)} training jobs, submitted with gpusbatch")
     _say(
-        "gpusbatch reads the model's summary, estimates the GPU memory needed for training,\n"
-        "and asks Slurm for that share of a GPU instead of a whole one."
+        "gpusbatch reads the model's summary and asks Slurm for a share of a GPU: enough for the memory,\n"
+        "and for how busy the job keeps the GPU, so that beside others none is predicted to take more than\n"
+        '2.5 times as long. Short steps may lose more than predicted: "at most" has room for that.'
     )
-    submitted: List[DemoJob] = []
-    looks: List[Places] = []
-    for name in _SCRIPTS:
-        submitted.append(_submit(cluster, _EXAMPLES / name, logs))
-        looks.append(_places_now(cluster, submitted))
+    jobs = [_submit(cluster, name, folder) for name in _SCRIPTS]
+    by_name = {job.name: job.job_id for job in jobs}
+    cluster.run(["scontrol", "release", ",".join(job.job_id for job in jobs)], check=True)
     _title("3. Where Slurm placed them")
-    _wait_for_places(cluster, submitted, looks)
-    # One snapshot, not several combined: the first job may end before the last starts.
-    fullest = max(looks, key=len)
-    where = {job_id: places for look in looks for job_id, places in look.items()}
-    rows = gpu_rows(nodes, submitted, fullest)
-    print("\n".join(draw(rows, width=_width(), unicode=speaks_unicode())))
-    used = sum(1 for row in rows if row.segments)
+    last = by_name[_LAST]
+    before = _wait(cluster, lambda now: len(now) >= len(jobs) - 1, "Slurm did not start them")
+    _picture(jobs, before)
     _say(
-        "Each line is a GPU, each block a job: its number, its name and its share of the GPU's memory.\n"
-        f"{len(fullest)} jobs run at once on {count(used, 'GPU')}; "
-        "without sharing, each job would occupy a whole GPU."
+        "Each line is a GPU, each block a job: its number, its name and its shards.\n"
+        f"{len(before)} jobs run on {count(_GPU.gpus, 'GPU')} instead of {len(before)}. "
+        f"Job {last} ({_LAST}) waits: its memory would fit, its activity would not."
     )
-    _title("4. What they need, what they held and what they used")
-    outcomes = [_outcome(cluster, job, where[job.job_id]) for job in submitted]
-    print("\n".join(table(outcomes)))
+    _title(f"4. scancel {by_name[_CANCELLED]}: its neighbours go on")
+    cluster.run(["scancel", by_name[_CANCELLED]], check=True)
+    after = _wait(cluster, lambda now: last in now, f"job {last} did not start")
+    _picture(jobs, after)
+    _say(f"Job {last} has the room of job {by_name[_CANCELLED]}; nobody else noticed.")
+    _title("5. A script that nobody prepared")
+    _unprepared(cluster, folder)
+    _title("6. What became of them")
+    for job in jobs:
+        end = "CANCELLED" if job.name == _CANCELLED else "COMPLETED"
+        wait_for_job(cluster, job.job_id, (end,), timeout_s=_PATIENCE_S)
     _say(
-        "Estimated: from the model's summary alone. Need: with a reserve. Share: the shards held, of 1 GiB;\n"
-        "more than the need where the job keeps the GPU so busy that fewer jobs may run beside it.\n"
-        "Measured: the most that the stand-in held, which is what PyTorch took for this model, batch size,\n"
-        "optimizer and precision on an NVIDIA H200 (lab/data/ground-truth)."
-    )
-    _title("5. What the accounting shows")
-    _say(
-        "Hooks on every node measured the jobs while they ran. Their owner can see this report afterwards;\n"
-        "`gpumem report -j JOB` shows one of them in detail, `gpumem report --summary` is for admins.\n"
+        f"Job {by_name[_LARGER]} took far more memory than its summary showed. It was ended alone, and\n"
+        "Slurm ran it again with a larger share. Hooks on the node measured all of them; their owner sees:\n"
         "\n$ gpumem report"
     )
-    print(demo_report.report(cluster, [job.job_id for job in submitted]), flush=True)
-    _title("6. A script that nobody prepared")
-    _unprepared(cluster, logs)
-    return outcomes
+    print(demo_report.report(cluster, [job.job_id for job in jobs]), flush=True)
+    _say(
+        "\nEst: the estimate. Need: with a reserve. Share: the shards held. Peak: what it took at most.\n"
+        "With: who ran beside it."
+    )
 
 
 def _unprepared(cluster: Cluster, cache: Path) -> None:
@@ -145,110 +143,74 @@ def _unprepared(cluster: Cluster, cache: Path) -> None:
         _say(f"({missing}: this is from a recorded trace, docs/examples/train.json.)")
         options = ["--model", "train.json"]
     print(f"\n$ gpusbatch {' '.join(options)} --dry-run train.sh", flush=True)
-    python = str(Path(sys.executable).parent)
-    done = cluster.run(
-        [f"{python}/gpusbatch", *options, "--dry-run", "train.sh"],
-        env={"XDG_CACHE_HOME": str(cache), "PATH": f"{python}:{cluster.env['PATH']}"},
-        cwd=_EXAMPLES,
-        timeout_s=_PATIENCE_S,
-    )
+    done = _gpusbatch(cluster, [*options, "--dry-run", "train.sh"], cache)
     print(done.stderr.rstrip(), flush=True)
 
 
-def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
-    shown = f"docs/examples/{script.name}"
-    print(f"\n$ gpusbatch {shown}", flush=True)
-    # Show what users type, without the paths of the log and of the cluster cache.
-    done = cluster.run(
-        [str(Path(sys.executable).with_name("gpusbatch")), str(script)],
-        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log", "XDG_CACHE_HOME": str(logs)},
-        cwd=script.parent,
-        timeout_s=_PATIENCE_S,
-    )
+def _submit(cluster: Cluster, script: str, folder: Path) -> DemoJob:
+    print(f"\n$ gpusbatch docs/examples/{script}", flush=True)
+    # Held, so that all start together, however long it takes to submit them.
+    done = _gpusbatch(cluster, ["--hold", script], folder)
     print((done.stderr + done.stdout).rstrip(), flush=True)
     job_id = done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else ""
     if not job_id.isdecimal():
-        raise DevClusterError(f"gpusbatch {shown} submitted nothing (exit code {done.returncode})")
-    return DemoJob(job_id, script.stem, script)
+        raise DevClusterError(f"gpusbatch {script} submitted nothing (exit code {done.returncode})")
+    return DemoJob(job_id, Path(script).stem)
 
 
-def _wait_for_places(cluster: Cluster, submitted: Sequence[DemoJob], looks: List[Places]) -> None:
-    """Poll until all jobs run at once, or until each has been seen running."""
+def _gpusbatch(cluster: Cluster, words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """As users type it: paths of logs and of the site's files are in the environment."""
+    python = Path(sys.executable).parent
+    return cluster.run(
+        [str(python / "gpusbatch"), *words],
+        env={
+            "SBATCH_OUTPUT": f"{folder}/%x-%j.log",
+            "XDG_CACHE_HOME": str(folder),
+            "GPUMEM_SITE_CONFIG": str(folder / "gpumem.toml"),
+            "PATH": f"{python}:{cluster.env['PATH']}",
+        },
+        cwd=_EXAMPLES,
+        timeout_s=_PATIENCE_S,
+    )
+
+
+def _wait(cluster: Cluster, enough: Callable[[Places], bool], problem: str) -> Places:
+    """Poll until those jobs run that should."""
     deadline = time.monotonic() + _PATIENCE_S
-    while not _all_seen(submitted, looks):
+    while not enough(now := _places_now(cluster)):
         if time.monotonic() > deadline:
-            seen = {job_id for look in looks for job_id in look}
-            waiting = [job.name for job in submitted if job.job_id not in seen]
-            raise DevClusterError(f"Slurm did not start {', '.join(waiting)} within {_PATIENCE_S:.0f} s")
+            raise DevClusterError(f"{problem} within {_PATIENCE_S:.0f} s")
         time.sleep(0.1)
-        looks.append(_places_now(cluster, submitted))
+    return now
 
 
-def _all_seen(submitted: Sequence[DemoJob], looks: Sequence[Places]) -> bool:
-    """Whether every job is in one of the snapshots (Slurm forgets a job's GPUs when it ends)."""
-    return {job.job_id for job in submitted} <= {job_id for look in looks for job_id in look}
-
-
-def _places_now(cluster: Cluster, submitted: Sequence[DemoJob]) -> Places:
+def _places_now(cluster: Cluster) -> Places:
     """The GPUs of all jobs that run at this moment."""
-    found: Places = {}
+    found: Dict[str, List[Placement]] = {}
     for text in cluster.run(["scontrol", "show", "job", "-d"], check=True).stdout.split("\n\n"):
         job_id = text.strip().partition(" ")[0].partition("JobId=")[2]
-        places = placements(text)
-        if places and any(job.job_id == job_id for job in submitted):
+        if "JobState=RUNNING" in text and (places := placements(text)):
             found[job_id] = places
     return found
 
 
-def gpu_rows(
-    nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Mapping[str, List[Placement]]
-) -> List[GpuRow]:
+def _picture(jobs: Sequence[DemoJob], where: Places) -> None:
+    print("\n".join(draw(gpu_rows((_GPU,), jobs, where), width=_width(), unicode=speaks_unicode())))
+
+
+def gpu_rows(nodes: Sequence[NodeSpec], jobs: Sequence[DemoJob], where: Places) -> List[GpuRow]:
     """Every GPU with the jobs that run on it, in the order they were submitted."""
     rows = []
     for node in nodes:
         for gpu in range(node.gpus):
             here = tuple(
-                Segment(job.job_id, job.name, place.units, f"{place.units}G")
-                for job in submitted
+                Segment(job.job_id, job.name, place.units, f"{place.units}")
+                for job in jobs
                 for place in where.get(job.job_id, ())
                 if (place.node, place.gpu) == (node.name, gpu)
             )
             rows.append(GpuRow(node.name, gpu, node.gpu_memory_mib // MIB_PER_SHARD, here))
     return rows
-
-
-def _outcome(cluster: Cluster, job: DemoJob, places: Sequence[Placement]) -> Outcome:
-    ended = jobs.wait_for_job(cluster, job.job_id, timeout_s=_PATIENCE_S)
-    record = parse_record(ended.get("Comment", ""))
-    return Outcome(
-        job,
-        ended["JobState"],
-        record.estimate_mib if record else None,
-        record.request_mib if record else None,
-        sum(place.units for place in places) * MIB_PER_SHARD,
-        ledger.job_peaks(cluster.layout.ledger).get(job.job_id),
-    )
-
-
-def table(outcomes: Sequence[Outcome]) -> List[str]:
-    """Estimated memory, need, share and measured memory, one line per job."""
-    lines = [f"{'Job':<5}{'Model':<14}{'Estimated':>10}{'Need':>10}{'Share':>10}{'Measured':>10}  State"]
-    for outcome in outcomes:
-        lines.append(
-            f"{outcome.job.job_id:<5}{outcome.job.name:<14}{_size(outcome.estimated):>10}"
-            f"{_size(outcome.need):>10}{_size(outcome.share):>10}{_size(outcome.measured):>10}"
-            f"  {outcome.state}"
-        )
-    return lines
-
-
-def _check_examples() -> None:
-    if not all((_EXAMPLES / name).is_file() for name in _SCRIPTS):
-        raise DevClusterError(f"{_EXAMPLES}: the examples are missing; run the demo in a checkout: make demo")
-
-
-def _size(mib: Optional[int]) -> str:
-    return "?" if mib is None else format_mib(mib)
 
 
 def _width() -> int:

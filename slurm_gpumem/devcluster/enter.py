@@ -28,11 +28,8 @@ def main(argv: List[str]) -> None:
     cwd = os.getcwd()
     try:
         _separate()
-        if view["overlay"] is None:
-            _build(view["root"], view["folders"], view["files"])
-            os.chroot(view["root"])
-        else:
-            _mount("overlay", "/usr", "overlay", 0, f"lowerdir={view['overlay']}")
+        _build(view["root"], view["folders"], view["files"])
+        os.chroot(view["root"])
         # A mount over the current directory is only visible after entering it again.
         os.chdir(cwd if os.path.isdir(cwd) else "/")
         os.execv(program[0], program)

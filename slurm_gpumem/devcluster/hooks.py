@@ -15,23 +15,30 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
 
 _HOOKS = {"Prolog": "prolog.sh", "Epilog": "epilog.sh"}
+_RECOVERY = {"TaskEpilog": "task_epilog.sh", "EpilogSlurmctld": "epilog_slurmctld.sh"}
 _SAMPLER = b"slurm_gpumem.node.sampler"
 
 
 def install(layout: Layout) -> None:
     """Copy the hooks into the cluster's directory, with their settings."""
-    for name in (*_HOOKS.values(), "hand_over.sh"):
+    for name in (*_HOOKS.values(), *_RECOVERY.values(), "hand_over.sh", "log_check.sh", "let_go.sh"):
         shutil.copy(data_path("prolog", name), layout.hooks)
     # Several nodes on one machine: each has its own directory, as each machine would.
     (layout.hooks / "hooks.conf").write_text(
         f"python={sys.executable}\nsite_config={layout.site_config}\n"
-        f"run_dir={layout.nodes}/$SLURMD_NODENAME\nall_gpu_jobs=yes\n"
+        f"run_dir={layout.nodes}/$SLURMD_NODENAME\nall_gpu_jobs=yes\nstate_dir={layout.controller}\n"
+        f"recovery_log={layout.log}/recovery.log\n"
     )
 
 
 def hook_settings(layout: Layout) -> Dict[str, str]:
     """The lines of slurm.conf that run them."""
     return {"PrologFlags": "Alloc", **{key: str(layout.hooks / name) for key, name in _HOOKS.items()}}
+
+
+def recovery_settings(hooks: Path) -> Dict[str, str]:
+    """The lines of slurm.conf by which jobs come back after out of memory."""
+    return {key: str(hooks / name) for key, name in _RECOVERY.items()}
 
 
 def site_tables(layout: Layout) -> List[str]:
@@ -48,6 +55,7 @@ def site_tables(layout: Layout) -> List[str]:
         "idle_exit_s": 2,
     }
     lines = [f"{key} = {json.dumps(value)}" for key, value in node.items()]
+    lines += ["", "[node.slurm_env]", f"SLURM_CONF = {json.dumps(str(layout.slurm_conf))}"]
     return ["", "[node]", *lines, "", "[accounting]", f"index = {json.dumps(str(layout.index))}"]
 
 

@@ -135,15 +135,6 @@ def all_gpus(folder: Path) -> List[LedgerGpu]:
     return sorted(found, key=lambda gpu: (gpu.node, gpu.index))
 
 
-def job_peaks(folder: Path) -> Dict[str, int]:
-    """The most MiB that each job ever held on one GPU."""
-    peaks: Dict[str, int] = {}
-    for gpu in all_gpus(folder):
-        for job, mib in gpu.peaks().items():
-            peaks[job] = max(mib, peaks.get(job, 0))
-    return peaks
-
-
 def _start_ticks(pid: int) -> Optional[int]:
     """When the process started, in clock ticks since boot; None if it is gone or a zombie."""
     try:

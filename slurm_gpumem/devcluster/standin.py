@@ -20,6 +20,7 @@ from typing import List, Optional
 from slurm_gpumem.devcluster.ledger import LedgerError, LedgerGpu
 from slurm_gpumem.devcluster.ledger import OutOfMemoryError as GpuIsFull
 
+_SHARD_MIB = 1024
 _CONTEXT_SHARE = 0.05
 _WEIGHTS_SHARE = 0.3
 """Fractions of the peak that are in use before the first step: the context, then the model."""
@@ -45,8 +46,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     if args.save_s is not None:
         signal.signal(signal.SIGTERM, lambda number, frame: _save(args.save_s))
     _become_mps_client()
+    shards = os.environ.get("SLURM_SHARDS_ON_NODE", "") if args.within_share else ""
     job = os.environ.get("SLURM_JOB_ID", "none")
-    train(gpus, curve, args.seconds, job, args.name, args.sm)
+    train(gpus, curve, args.seconds, job, args.name, args.sm, int(shards) * _SHARD_MIB if shards else None)
     return 0
 
 
@@ -71,15 +73,24 @@ def _terminated(number: int, frame: object) -> None:
 
 
 def train(
-    gpus: List[LedgerGpu], curve: List[int], seconds: float, job: str, name: str, sm: Optional[float] = None
+    gpus: List[LedgerGpu],
+    curve: List[int],
+    seconds: float,
+    job: str,
+    name: str,
+    sm: Optional[float] = None,
+    most_mib: Optional[int] = None,
 ) -> None:
-    """Hold `curve[i]` MiB on each GPU in step i, for `seconds` in total."""
+    """Hold `curve[i]` MiB on each GPU in step i, for `seconds` in total; fail above `most_mib`."""
     where = ", ".join(f"cuda:{index} = {gpu.node} gpu{gpu.index}" for index, gpu in enumerate(gpus))
     print(f"training {name} on {where} (stand-in GPU)", flush=True)
     held = 0
     try:
         for step, mib in enumerate(curve, start=1):
             for index, gpu in enumerate(gpus):
+                if most_mib is not None and mib > most_mib:
+                    full = GpuIsFull(most_mib - held, most_mib, ())
+                    raise OutOfMemoryError(oom_message(index, mib - held, held, full))
                 _allocate(gpu, index, held, mib, job, sm)
             held = mib
             loss = 7.0 * math.exp(-3.0 * step / len(curve)) + 0.4
@@ -184,6 +195,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=_positive, default=10, help="number of training steps (default 10)")
     parser.add_argument("--seconds", type=float, default=2.0, help="duration of all steps (default 2)")
     parser.add_argument("--sm", type=_part, metavar="PART", help="its SM activity, from 0 to 1")
+    parser.add_argument(
+        "--within-share", action="store_true", help="fail at the memory of its shards, as under MPS"
+    )
     parser.add_argument("--save-s", type=float, metavar="S", help="at SIGTERM save for this long, then end")
     parser.add_argument("--name", default="model", help="name of the model, for the log")
     return parser

@@ -1,8 +1,7 @@
 """Another Slurm than the system's: in a separate tree, used without installing it.
 
-A tree with a shell (made by debootstrap) is entered with chroot, and this machine's own directories
-are mounted into it. A tree without one (unpacked packages) is laid over this machine's /usr.
-Both happen in a mount namespace that ends with the program: nobody else sees it, and nothing is left behind.
+The tree, made by debootstrap, is entered with chroot, and this machine's own directories are mounted into it,
+in a mount namespace that ends with the program: nobody else sees it, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ _CLIENTS = [
     "sstat",
     "strigger",
 ]
-_ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd")
-"""Debian unpacks them as slurmctld-wlm ...; a package's set-up creates the names that daemons need."""
 _OF_THE_TREE = frozenset(
     ["bin", "boot", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "run", "sbin", "usr", "var"]
 )
@@ -68,12 +65,10 @@ class TreeSlurm:
         library = self._layout.library
         # Copied, because the users of jobs may not be able to enter the directory of this checkout.
         shutil.copyfile(Path(__file__).with_name("enter.py"), library / "enter.py")
-        has_shell = _lies_in(self._root, "sh") is not None
         view = {
             "root": str(self._root),
-            "folders": self._folders() if has_shell else [],
-            "files": [name for name in _SHARED_FILES if self._has_file(name)] if has_shell else [],
-            "overlay": None if has_shell else self._overlay(),
+            "folders": self._folders(),
+            "files": [name for name in _SHARED_FILES if self._has_file(name)],
         }
         (library / "view.json").write_text(json.dumps(view) + "\n")
         write_script(
@@ -90,10 +85,12 @@ class TreeSlurm:
 
     def _program(self, name: str) -> Optional[str]:
         """The path of the program inside the tree."""
-        found = _lies_in(self._root, name)
-        if found is None and name in _ALTERNATIVES and _lies_in(self._root, f"{name}-wlm"):
-            found = f"/usr/sbin/{name}"
-        return found
+        for folder in ("usr/sbin", "usr/bin", "sbin", "bin"):
+            path = self._root / folder / name
+            # Not only exists(): a link into /etc/alternatives only resolves inside.
+            if path.is_symlink() or path.is_file():
+                return f"/{folder}/{name}"
+        return None
 
     def _folders(self) -> List[str]:
         """This machine's directories visible in the tree: all but the system's, plus the cluster's."""
@@ -115,19 +112,3 @@ class TreeSlurm:
             raise DevClusterError(
                 f"{self._root}{folder}: {error.strerror}; the tree needs this folder to show {folder} in it"
             ) from None
-
-    def _overlay(self) -> str:
-        extra = self._layout.library / "usr"
-        (extra / "sbin").mkdir(parents=True)
-        for name in _ALTERNATIVES:
-            (extra / "sbin" / name).symlink_to(f"{name}-wlm")
-        return f"{extra}:{self._root / 'usr'}:/usr"
-
-
-def _lies_in(root: Path, program: str) -> Optional[str]:
-    for folder in ("usr/sbin", "usr/bin", "sbin", "bin"):
-        path = root / folder / program
-        # Not only exists(): a link into /etc/alternatives only resolves inside.
-        if path.is_symlink() or path.is_file():
-            return f"/{folder}/{program}"
-    return None

@@ -81,10 +81,13 @@ _REMEDIES: Mapping[str, Tuple[str, ...]] = {
 
 def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
     """What would make the margin smaller."""
+    from slurm_gpumem.estimators.environment import environment_of
+
     found = list(_REMEDIES.get(estimate.margin.group, ("a trace (gpumem trace)",)))
     if estimate.margin.group != "trace":
         found.append("one measured run (its peak is remembered)")
-    if not gpu.measured and not estimate.job.torch:
+    ways = environment_of(estimate.job).possible_loading(gpu.compute_capability)
+    if not gpu.measured and len(ways) > 1:
         found.append("--torch with the job's torch.__version__")
     if not gpu.measured or gpu.context_margin_mib:
         found.append(f"gpumem calibrate on {gpu.name}")

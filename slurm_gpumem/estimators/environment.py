@@ -3,9 +3,9 @@
 The context belongs to the environment (CUDA, lazy or eager loading of modules, library sizes) more than to
 the GPU: an A100 has been seen with 522 and with 1,727 MiB. models/environments holds what was measured where.
 
-Where the versions say how modules are loaded, the nearest documented environment of that kind counts. Where
-nothing does, the peak has the median of those documented for such GPUs, which has the least expected error
-(of an even number the upper one: too little costs a job more than too much), and the request covers them all.
+Facts that are stated (versions, the GPU, a setting) leave one or both ways to load modules open. The peak has
+the median of what was documented on the nearest such GPUs and is not ruled out, which has the least expected
+error (of an even number the upper one: too little costs a job more than too much); the request covers all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.types import Base, Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import CPU_BUILD, Base, Estimate, Gpu, TrainingJob
 from slurm_gpumem.toml_file import load_toml
 
 FOLDER = "environments"
@@ -36,7 +36,7 @@ _SURELY_LAZY_TORCH, _SURELY_LAZY_CUDA, _SURELY_LAZY_CAPABILITY = (2, 8), (12, 0)
 525 on); PyTorch 2.8 is the first without a build for CUDA 11. That Hopper needs such a driver was not found
 in a document: not checked."""
 _SIZE_CAP = 4096
-_NOT_MEASURED = " was not measured here: "
+_LEFT_OPEN = "left open: "
 WORKSPACE_MARGIN = 8
 """Added to a traced request at least, in per cent of the peak, where convolutions run on a GPU whose cuDNN
 choices nobody measured: of 292 public runs on A100s it left 1.7 % too small, and 8.6 % without. A model that
@@ -56,21 +56,14 @@ class Environment(NamedTuple):
     loading: str = ""
     """"lazy", "eager", or "" where nobody said."""
 
-    def usual_loading(self, compute_capability: str = "") -> str:
-        """As set, or as the versions (or those that such a GPU needs) do it; "" where nothing is known."""
-        if self.loading:
-            return self.loading
-        torch, cuda = _version(self.torch), _version(self.cuda)
-        if (torch and torch < _FIRST_LAZY_TORCH) or (cuda and cuda < _FIRST_LAZY_CUDA):
-            return "eager"
-        return "lazy" if torch or self._is_surely_lazy(compute_capability) else ""
-
     def possible_loading(self, compute_capability: str = "") -> Tuple[str, ...]:
-        """The ways that a request must hold for: an old driver loads eagerly whatever PyTorch asks for."""
-        usual = self.usual_loading(compute_capability)
-        if usual and (self.loading or usual == "eager" or self._is_surely_lazy(compute_capability)):
-            return (usual,)
-        return LOADING
+        """The ways that the facts leave open: an old driver loads eagerly whatever PyTorch asks for."""
+        torch, cuda = _version(self.torch), _version(self.cuda)
+        if self.loading:
+            return (self.loading,)
+        if (torch and torch < _FIRST_LAZY_TORCH) or (cuda and cuda < _FIRST_LAZY_CUDA):
+            return ("eager",)
+        return ("lazy",) if self._is_surely_lazy(compute_capability) else LOADING
 
     def _is_surely_lazy(self, compute_capability: str) -> bool:
         return (
@@ -98,33 +91,29 @@ class Measured(NamedTuple):
 def environment_of(job: TrainingJob) -> Environment:
     """What the job says of its environment: "2.6.0+cu124" names PyTorch and CUDA.
 
-    Of a build without CUDA, which traced the job elsewhere, only the version counts.
+    A build without CUDA traced the job elsewhere: it says nothing of the one that runs on the GPU.
     """
     torch, _, build = job.torch.partition("+")
     found = re.fullmatch(r"cu(\d{2})(\d)", build)
     loading = "" if job.module_loading == "auto" else job.module_loading
-    return Environment(torch, f"{found[1]}.{found[2]}" if found else "", loading)
+    known = "" if job.torch.endswith(CPU_BUILD) else torch
+    return Environment(known, f"{found[1]}.{found[2]}" if found else "", loading)
 
 
 def loads_eagerly(job: TrainingJob) -> bool:
     """Whether the job says so, by its settings or its versions."""
-    return environment_of(job).usual_loading() == "eager"
+    return environment_of(job).possible_loading() == ("eager",)
 
 
 def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
     """The GPU with the context that a job in this environment has, as far as anybody knows."""
-    usual = environment.usual_loading(gpu.compute_capability)
-    if gpu.measured and (gpu.calibrated or usual != "eager"):
-        return gpu
-    known = measured_environments()
     ways = environment.possible_loading(gpu.compute_capability)
+    if gpu.measured and (gpu.calibrated or ways != ("eager",)):
+        return gpu
+    known = [entry for entry in measured_environments() if entry.loading in ways]
     documented = [_alike(gpu, [entry for entry in known if entry.loading == way]) for way in ways]
-    if usual:
-        alike = [entry for entry in known if entry.loading == usual]
-        taken = min(alike, key=lambda entry: _distance(entry, gpu, environment))
-    else:
-        every = sorted(_alike(gpu, known), key=_whole)
-        taken = every[len(every) // 2]
+    nearest = sorted(_nearest(gpu, known), key=_whole)
+    taken = nearest[len(nearest) // 2]
     bare, conv, matmul, both = contexts_of(taken)
     sizes = [_whole(entry) for entries in documented for entry in entries]
     return replace(
@@ -147,6 +136,21 @@ def _alike(gpu: Gpu, entries: Sequence[Measured]) -> List[Measured]:
     major = own.split(".")[0]
     same = same or [entry for entry in entries if entry.compute_capability.split(".")[0] == major]
     return same or list(entries)
+
+
+def _nearest(gpu: Gpu, entries: Sequence[Measured]) -> List[Measured]:
+    """Those of such a GPU, else of the nearest architecture."""
+    same = [entry for entry in entries if entry.gpu == gpu.entry.split("-")[0]]
+    if same:
+        return same
+    apart = [_apart(entry.compute_capability, gpu.compute_capability) for entry in entries]
+    return [entry for entry, distance in zip(entries, apart) if distance == min(apart)]
+
+
+def _apart(one: str, other: str) -> int:
+    """How far two compute capabilities are apart; 0 where one is not known."""
+    a, b = _version(one), _version(other)
+    return abs(a[0] - b[0]) * 10 + abs(a[1] - b[1]) if a and b else 0
 
 
 def _whole(entry: Measured) -> int:
@@ -232,22 +236,26 @@ def _same_libraries(context: int, gpu: Gpu, usual: Gpu) -> int:
     return context
 
 
+def left_open(assumptions: Sequence[str]) -> Tuple[str, ...]:
+    """Those that tell what the stated facts leave open of the environment."""
+    return tuple(text for text in assumptions if text.startswith(_LEFT_OPEN))
+
+
 def without_context_margin(assumptions: Sequence[str]) -> Tuple[str, ...]:
     """What an estimate assumes where the context is known after all."""
-    return tuple(text for text in assumptions if _NOT_MEASURED not in text)
+    return tuple(text for text in assumptions if not text.startswith(_LEFT_OPEN))
 
 
 def _said_of_context(gpu: Gpu) -> str:
     """Which context is taken, between which documented ones, and what would tell."""
     taken = gpu.context_mib
     least, most = taken - gpu.context_spare_mib, taken + gpu.context_margin_mib
-    said = f"the CUDA context on {gpu.name}{_NOT_MEASURED}"
+    said = f"{_LEFT_OPEN}the CUDA context on {gpu.name}, "
     if least == most:
         return said + f"{taken} MiB elsewhere (gpumem calibrate measures it)"
     where = f"{taken} taken" if taken == most else f"{taken} in the peak, {most} in the request"
-    return said + (
-        f"{least} to {most} MiB elsewhere, {where} (--torch with the job's torch.__version__ narrows it, "
-        "gpumem calibrate measures it)"
+    return (
+        said + f"{least} to {most} MiB elsewhere: {where} (--torch narrows it, gpumem calibrate measures it)"
     )
 
 
@@ -304,15 +312,6 @@ def contexts_of(nearest: Measured) -> Tuple[int, int, int, int]:
         for known, other in zip(contexts[:3], whole[:3])
     )
     return bare, conv, matmul, both
-
-
-def _distance(entry: Measured, gpu: Gpu, environment: Environment) -> Tuple[int, ...]:
-    """Smaller is nearer: the GPU, its architecture, its generation, then the versions."""
-    capability, own = _version(entry.compute_capability), _version(gpu.compute_capability)
-    generation = abs(capability[0] - own[0]) * 10 + abs(capability[1] - own[1]) if own else 0
-    torch, wanted = _version(entry.torch), _version(environment.torch)
-    apart = abs(torch[0] - wanted[0]) * 100 + abs(torch[1] - wanted[1]) if torch and wanted else 0
-    return (entry.gpu != gpu.entry.split("-")[0], generation, apart)
 
 
 def _version(text: str) -> Tuple[int, ...]:

@@ -23,6 +23,7 @@ from slurm_gpumem.estimators.fitted_file import read_json, usable_number
 
 FILE = "margins.json"
 FORMAT = "gpumem-margins/1"
+UNFINISHED = "unfinished.json"
 TRACE = "trace"
 """The group of traced jobs."""
 REFERENCE_CONTEXT_MIB = 764
@@ -57,6 +58,16 @@ class GroupMargin(NamedTuple):
         """MiB to ask for at each coverage of LEVELS; peak and requests with the reference context."""
         unit = self.unit_mib(peak_mib, batch, spread)
         return tuple(peak_mib + step * unit for step in self.steps)
+
+
+@lru_cache(maxsize=1)
+def unfinished_factor() -> float:
+    """What the request of a trace that did not come to its script's end is multiplied by, without context."""
+    path = data_path("models", UNFINISHED)
+    try:
+        return max(1.0, usable_number(read_json(path)["factor"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: is damaged ({error}); `python -m lab.fit.unfinished` writes it") from None
 
 
 def trace_spread(fixed_mib: float, peak_mib: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 
 from slurm_gpumem.errors import NotEstimatedError, UsageError
-from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, TrainingJob
+from slurm_gpumem.estimators.types import CPU_BUILD, OPTIMIZERS, Estimate, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.training_names import NOT_MODELLED, PURE_FP16, plain_name, sharded, sharding
 
@@ -54,7 +54,10 @@ def training_job(
     value nor a trace has it. Without a number of GPUs it has as many as were traced.
     """
     gpus = gpus or (summary.trace.job.ranks if summary.trace else 1)
-    values = {"batch_size": summary.batch, **_given(presets), **_traced(summary), **_given(stated)}
+    traced = _traced(summary)
+    if presets.torch and traced.get("torch", "").endswith(CPU_BUILD):
+        del traced["torch"]
+    values = {"batch_size": summary.batch, **_given(presets), **traced, **_given(stated)}
     refuse_sharded(values.pop("strategy", None))
     if values.get("batch_size") is None:
         raise UsageError(

@@ -17,6 +17,8 @@ PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
 LOSSES = ("cross-entropy", "mse", "none")
 INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
 MODULE_LOADING = ("auto", "lazy", "eager")
+CPU_BUILD = "+cpu"
+"""How a PyTorch without CUDA ends its version; such a one traces, but runs no job on a GPU."""
 SITE_SUFFIX = "+site"
 """Behind an estimator's name where the site's own layer moved its answer."""
 RESERVE_MIB = 1024
@@ -219,8 +221,6 @@ class CustomForward(NamedTuple):
     """Those classes, the weightiest first; empty where every forward is known."""
     no_shapes: bool = False
     """Whether the text shows no shapes either, so that the activations are a guess."""
-    no_torch: bool = False
-    """Whether it is the text of another framework's model, which cannot be traced either."""
 
     @property
     def is_much(self) -> bool:
@@ -234,8 +234,6 @@ class CustomForward(NamedTuple):
             return "the text shows no shapes, so what the activations take cannot be known"
         if not self.classes:
             return ""
-        if self.no_torch:
-            return "rules and measured runs are PyTorch's; what this model's framework takes may differ"
         return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"
 
 

@@ -23,6 +23,7 @@ PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "
 
 _KEY = re.compile(r"[a-z-]{1,64}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+_SAID = re.compile(r"([0-9]{1,3}\.[0-9]{1,2})\+([0-9]{1,3}\.[0-9]{1,2})", re.ASCII)
 _SIZES = re.compile(r"[0-9]{1,8}(?:\+[0-9]{1,8})*", re.ASCII)
 
 
@@ -50,8 +51,6 @@ class CommentRecord(NamedTuple):
     """The slowdown that the site allows."""
     on_oom: str = ""
     """"requeue" or "fail"."""
-    tell: str = ""
-    """"end": the job wants a line on what it used at the end of its output."""
     model: str = ""
     fingerprint: str = ""
     optimizer: str = ""
@@ -75,6 +74,9 @@ class CommentRecord(NamedTuple):
     need_mib: Optional[int] = None
     whole: str = ""
     """"yes" when recovery gave it a whole GPU."""
+    said: str = ""
+    """How many times as long as alone its owner was told it takes on a full GPU, about and at most:
+    "1.90+2.00"."""
     other: Tuple[Tuple[str, str], ...] = ()
     """Keys that another version knows; they are kept."""
 
@@ -91,14 +93,20 @@ class CommentRecord(NamedTuple):
 
 
 _KEYS = (
-    "est", "req", "by", "via", "base", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom", "tell",
+    "est", "req", "by", "via", "base", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom",
     "model", "fp", "opt", "prec", "more", "parts", "mode", "retry", "was", "again", "why", "run", "need",
-    "whole",
+    "whole", "said",
 )  # fmt: skip
 """The comment's words for the fields of CommentRecord, in their order."""
 _NOTHING = CommentRecord()
 _NUMBERS = {key: place for place, key in enumerate(_KEYS) if _NOTHING[place] is None}
 _WORDS = {key: place for place, key in enumerate(_KEYS) if _NOTHING[place] == ""}
+
+
+def said_slowdown(text: str) -> Tuple[Optional[float], Optional[float]]:
+    """About and at most, None where the text is none."""
+    match = _SAID.fullmatch(text)
+    return (float(match[1]), float(match[2])) if match else (None, None)
 
 
 class End(NamedTuple):

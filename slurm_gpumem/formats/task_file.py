@@ -38,8 +38,6 @@ class TaskFile(NamedTuple):
     """What its record claims to have been given."""
     record: bool
     """Whether its comment holds a record."""
-    end_line: bool
-    """Whether its output ends with a line on what it used."""
     gpus: Tuple[TaskGpu, ...]
     one_log: bool = False
     """Whether Slurm writes its output and its errors to one file; where not known, it does not."""
@@ -62,7 +60,6 @@ def format_task_file(task: TaskFile) -> str:
         f"threads {'yes' if task.threads else 'no'}",
         *([] if task.claim_mib is None else [f"claim_mib {task.claim_mib}"]),
         *(["record yes"] if task.record else []),
-        *(["end_line yes"] if task.end_line else []),
         *(["one_log yes"] if task.one_log else []),
         *(f"gpu {gpu.number} {gpu.uuid} {gpu.pipe} {gpu.memory_mib}" for gpu in task.gpus),
     ]

@@ -9,7 +9,6 @@ from slurm_gpumem.formats.live import Live
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.prometheus import render
 from slurm_gpumem.node.records import find_record
-from slurm_gpumem.node.service import sampler_runs
 from slurm_gpumem.node.tally import load_tally
 
 
@@ -52,10 +51,3 @@ class Exporter:
         if self._config.prometheus_file is not None:
             text = render(live, self._tally, running=running, users=self._config.prometheus_users)
             write_atomic(self._config.prometheus_file, text, mode=0o644)
-
-
-def node_metrics(folder: RunFolder, config: NodeConfig, live: Live) -> str:
-    """The same text at once, for whoever asks; what a sampler that was killed left behind is not shown."""
-    running = sampler_runs(folder)
-    shown = live if running else Live(node=live.node)
-    return render(shown, load_tally(folder.counters), running=running, users=config.prometheus_users)

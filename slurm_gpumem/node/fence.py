@@ -221,7 +221,6 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         threads=config.thread_percentage,
         claim_mib=claimed_mib(config, job),
         record=job.claim is not None,
-        end_line=config.wants_end_line(job.claimed.tell == "end"),
         one_log=job.one_log,
         gpus=tuple(
             TaskGpu(gpu.listed, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)

@@ -164,10 +164,6 @@ class RunFolder:
         """What the task prolog reads: for the shell, root-made, readable by the job's user."""
         return self.jobs / f"{job_id}.task"
 
-    def usage_file(self, job_id: int) -> Path:
-        """What a job has used so far, for its own user: the line at its end is made from it."""
-        return self.jobs / f"{job_id}.usage"
-
     def clients_file(self, job_id: int) -> Path:
         """The job's processes at an MPS server: its task epilog waits for those that outlive its task."""
         return self.jobs / f"{job_id}.clients"
@@ -220,7 +216,6 @@ def put(folder: RunFolder, job: NodeJob) -> None:
 def drop(folder: RunFolder, job_id: int) -> None:
     """The job is gone."""
     remove(folder.task_file(job_id))
-    remove(folder.usage_file(job_id))
     remove(folder.clients_file(job_id))
     remove(folder.jobs / f"{job_id}.json")
 

@@ -28,7 +28,6 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.alone import Alone, claimed_alone, trains
 from slurm_gpumem.node.cpu_clock import CpuClock
 from slurm_gpumem.node.driver_limit import DriverLimits
-from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.ends import EndServer, Exits
 from slurm_gpumem.node.enforcer import Enforcer
 from slurm_gpumem.node.exporter import Exporter
@@ -77,7 +76,6 @@ class Sampler:
         self._cpu_clock = CpuClock()
         self._driver_limits = DriverLimits(folder.root, self.problems)
         self._clocked = float("-inf")
-        self._end_notes = EndNotes(folder, config)
         self._own_live = OwnLiveFiles(folder)
         self._trained: Dict[str, Dict[int, Optional[Alone]]] = {}
         """By GPU, the jobs that trained at the last look; some may be gone at the next."""
@@ -179,7 +177,6 @@ class Sampler:
         """What the job had on its GPUs a look ago, it has lost since."""
         self._left[job_id] = usage
         self._enforcer.forget(job_id)
-        self._end_notes.forget(job_id)
         for uuid in job.gpus if job else ():
             if self._had.get((job_id, uuid)) and job:
                 self._lost(job, uuid)
@@ -382,7 +379,6 @@ class Sampler:
             },
         )
         self.problems.attempt(lambda: write_live(self.folder.live, live))
-        self.problems.attempt(lambda: self._end_notes.write(self.roster.announced, live.jobs, self._looked))
         self.problems.attempt(lambda: self._own_live.write(self.roster.all_here(), live))
         return live
 

@@ -187,6 +187,14 @@ PATTERNS: Tuple[Pattern, ...] = (
     ),
     _pattern("pin-memory", Kind.CONSEQUENCE, r"Pin memory thread exited unexpectedly"),
     _pattern("pipes", Kind.CONSEQUENCE, r"^(?:BrokenPipe|ConnectionReset|ConnectionRefused|EOF)Error\b"),
+    _pattern(
+        # What other ranks say, and Slurm of them, when one has ended.
+        "peers",
+        Kind.CONSEQUENCE,
+        r"[Cc]onnection (?:closed|reset) by (?:remote )?peer|DistBackendError|gloo/transport"
+        r"|NCCL communicator was aborted|^srun: (?:error: \S+: tasks? [0-9,-]+: |Job step aborted)"
+        r"|STEP \S+ ON \S+ CANCELLED AT \S+ \*",
+    ),
     _pattern("exit", Kind.CONSEQUENCE, r"^SystemExit\b"),
     # -- other ends without a traceback --------------------------------------------------------------
     _pattern(

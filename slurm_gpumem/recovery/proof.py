@@ -1,4 +1,4 @@
-"""What root measured of a run: its memory at its limit, which priority needs, or a fault that hit others too.
+"""What root measured of a run: a fault that hit it together with other jobs.
 
 Everything else that EpilogSlurmctld knows of a job's end is its owner's word: the log, the verdict in the
 comment, the exit code. The node's job record is root's. The sampler writes it while the job runs, so it is
@@ -10,30 +10,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Iterator
 
 from slurm_gpumem.files import read_plain
 from slurm_gpumem.formats.job_record import MAX_BYTES, OVERRUN, BadRecordError, JobRecord, parse_job_record
-from slurm_gpumem.node.records import NEAR
 from slurm_gpumem.slurm.queue import Job
 
 _ROOT = 0
 _CLOSING_S, _PAUSE_S = 3.0, 0.1
-
-
-def ran_at_its_limit(spool: Path, job: Job, run: int) -> bool:
-    """Whether a record of root's shows it; False without one, and for one that anybody else wrote.
-
-    The job's Epilog, which runs at the same time as we do, closes the record with the last measurement.
-    """
-    deadline = time.monotonic() + _CLOSING_S
-    while True:
-        records = list(_records_of_root(spool, job, run))
-        if any((_part_of_limit(record) or 0.0) >= NEAR for record in records):
-            return True
-        if all(record.end is not None for record in records) or time.monotonic() > deadline:
-            return False
-        time.sleep(_PAUSE_S)
 
 
 def was_hit_with_others(spool: Path, job: Job, run: int) -> bool:
@@ -64,11 +48,3 @@ def _records_of_root(spool: Path, job: Job, run: int) -> Iterator[JobRecord]:
         # A folder that others may write can hold a record of root's under another name than its own.
         if (record.job_id, record.restarts, record.uid) == (job.number, run, job.uid):
             yield record
-
-
-def _part_of_limit(record: JobRecord) -> Optional[float]:
-    """Its peak as a part of what Slurm says that it was given; what its comment claims does not count."""
-    measured = record.measured
-    if not measured.shards_verified or not measured.limit_mib or measured.peak_mib is None:
-        return None
-    return measured.peak_mib / measured.limit_mib

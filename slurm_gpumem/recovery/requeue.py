@@ -20,7 +20,7 @@ from slurm_gpumem.formats.verdicts import SAME_REQUEST, VERDICTS
 from slurm_gpumem.recovery.book import Book
 from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_record
 from slurm_gpumem.recovery.plan import Refusal, decide, record_of_next, why_not
-from slurm_gpumem.recovery.proof import ran_at_its_limit, was_hit_with_others
+from slurm_gpumem.recovery.proof import was_hit_with_others
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.controller import Controller
@@ -67,7 +67,7 @@ class Requeue:
                 if job.held:
                     self._try(lambda: self._slurm.release(name))
                     continue
-                return Outcome(True, f"{decision.reason}{self._prefer(job, run)}")
+                return Outcome(True, decision.reason)
             if not (job.held or job.ended):
                 return Outcome(False, f"it is {job.state} ({job.reason})")
             if decision is None:
@@ -116,7 +116,7 @@ class Requeue:
             self._book.read(job.name),
             units=units,
             sizes=sizes,
-            limit_on=lambda gres, kind, count: exceeded(limits, gres, kind, count),
+            limit_on=lambda gres, kind, count: exceeded(limits, gres, kind, count, job.nodes),
         )
 
     def _units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
@@ -153,7 +153,7 @@ class Requeue:
         return refused or f"Slurm shows {job.request} after a change to {decision.request or 'its comment'}"
 
     def _leave_held(self, name: str, refused: str) -> Outcome:
-        """Held, and Slurm does not take the change: it must not run as it was, and nobody ends it on doubt.
+        """Held, and Slurm does not take the change: it must not run as it was, and is not ended either.
 
         The controller may just have lost the change in a crash, or not know its nodes yet: the next
         hook, or `gpumem recover`, tries again.
@@ -161,20 +161,6 @@ class Requeue:
         said = f"gpumem: held; its new request was refused: {refused}; scontrol release runs it as it was"
         self._try(lambda: self._slurm.update(name, AdminComment=said[:_MOST_SAID]))
         return Outcome(False, f"{refused}; it stays held, and the next recovery tries again")
-
-    def _prefer(self, job: Job, run: int) -> str:
-        """Ahead of others, where root has seen that it earned it. After the release, which would reset it.
-
-        Says what was not given. A nice above 0 is no gain.
-        """
-        priority, nice = self._config.priority, self._config.nice
-        if (priority or nice < 0) and not ran_at_its_limit(self._config.spool, job, run):
-            return "; no priority: no record of root's shows its memory at the limit"
-        if priority and job.priority != priority:
-            self._try(lambda: self._slurm.update(job.name, Priority=str(priority)))
-        elif nice and not priority and job.nice != nice:
-            self._try(lambda: self._slurm.update(job.name, Nice=str(nice)))
-        return ""
 
     def _try(self, action: Callable[[], None]) -> Optional[str]:
         """Do it; what Slurm says against it, else None. How the job stands is looked at afterwards."""

@@ -12,14 +12,21 @@ import os
 import sys
 import time
 from math import ceil
-from typing import Dict, Mapping, Optional
+from typing import Dict, List, Mapping, Optional
 
 from slurm_gpumem.config.node import load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
-from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.formats.comment import End
-from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, BadRecordError, read_job_record, record_name
+from slurm_gpumem.formats.job_record import (
+    CROWDED,
+    OVERRUN,
+    BadRecordError,
+    Measurement,
+    read_job_record,
+    record_name,
+)
 from slurm_gpumem.formats.task_file import read_task_gpus
 from slurm_gpumem.formats.verdicts import NO_RUN, VERDICTS
 from slurm_gpumem.node.gpus import is_instance
@@ -33,6 +40,7 @@ from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.controller import Controller
+from slurm_gpumem.slurm.node_names import expand_names
 from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
 from slurm_gpumem.slurm.queue import Job, job_name
 
@@ -109,26 +117,43 @@ def _judge_logs(slurm: Controller, name: str) -> LogVerdict:
 
 
 def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: int) -> Measured:
-    """What the node's record says about this run so far; a user may read that of their own job."""
-    path = config.spool / record_name(job_id, run, env.get("SLURMD_NODENAME", ""))
-    try:
-        measured = read_job_record(path).measured
-    except (OSError, BadRecordError):
+    """What its nodes' records say about this run so far; a user may read those of their own job.
+
+    Of several nodes the most that was used counts, and it is fresh only where all records are.
+    """
+    here = env.get("SLURMD_NODENAME", "")
+    names = [record_name(job_id, run, node) for node in _nodes(env.get("SLURM_JOB_NODELIST", "")) or [here]]
+    found: List[Measurement] = []
+    fresh = True
+    for path in (config.spool / name for name in names):
+        try:
+            found.append(read_job_record(path).measured)
+            fresh = fresh and time.time() - path.stat().st_mtime < _FRESH_S
+        except (OSError, BadRecordError):
+            fresh = False
+    if not found:
         return Measured()
-    limit = measured.limit_mib
+    most = max(found, key=lambda measured: measured.peak_mib or 0.0)
+    limit = most.limit_mib
     shards = env.get("SLURM_SHARDS_ON_NODE", "")
     if limit is None and shards.isdigit():
         limit = int(shards) * config.shard_mib
-    fresh = time.time() - path.stat().st_mtime < _FRESH_S
-    kinds = {event.kind for event in measured.events}
+    kinds = {event.kind for measured in found for event in measured.events}
     return Measured(
-        measured.peak_mib,
+        most.peak_mib,
         limit,
-        measured.samples,
+        min(measured.samples for measured in found),
         fresh,
         overran=OVERRUN in kinds,
         crowded=CROWDED in kinds,
     )
+
+
+def _nodes(text: str) -> List[str]:
+    try:
+        return expand_names(text)
+    except UsageError:
+        return []  # not Slurm's own words
 
 
 def _consent(

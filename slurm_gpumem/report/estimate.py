@@ -73,12 +73,7 @@ def warnings_of(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
     """What the reader and the estimator warn of, each once, in order."""
     # What a text leaves out does not matter where its model's own trace answers.
     by_text = summary.warnings if summary.trace is not None or not by_trace(estimate) else ()
-    taken: Tuple[str, ...] = ()
-    if summary.shows.preallocates:
-        from slurm_gpumem.submission.script_remarks import PREALLOCATION
-
-        taken = (PREALLOCATION,)
-    return tuple(dict.fromkeys((*by_text, *estimate.warnings, *taken)))
+    return tuple(dict.fromkeys((*by_text, *estimate.warnings)))
 
 
 def _millions(params: int) -> str:

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Sequence
 
 from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.coverage import EXPLAINED, remedies, request_at
-from slurm_gpumem.estimators.environment import HELD_ELSEWHERE
+from slurm_gpumem.estimators.environment import HELD_ELSEWHERE, left_open, without_context_margin
 from slurm_gpumem.estimators.registry import by_trace
 from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu
@@ -41,6 +41,7 @@ def explain_lines(
         f"  {'request':<{width}} {exact_mib(estimate.request_mib):>13}  {share_words(estimate, shard_mib)}"
         f"{_covered(estimate, gpu)}"
     )
+    lines += left_open(estimate.assumptions)
     changes = _changes(estimate, gpu, other, shard_mib)
     return [*lines, *(["what would change it:", *(f"  {line}" for line in changes)] if changes else [])]
 
@@ -50,7 +51,7 @@ def detail_lines(summary: ModelSummary, estimate: Estimate, gpu: Gpu, shard_mib:
     return [
         *_coverage_lines(estimate, gpu, shard_mib),
         *utilization_lines(estimate),
-        *_wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate)),
+        *_wrapped("assumed: ", without_context_margin(assumptions(summary, estimate.job, gpu, estimate))),
     ]
 
 

@@ -10,9 +10,9 @@ from slurm_gpumem.formats.verdicts import HINTS
 from slurm_gpumem.text import printable
 from slurm_gpumem.units import duration, energy, hours, moment, percent, short_mib
 
-DEFAULT = "JobID,User,Model,GPU,Est,Req,Peak,Err,SM%,With,State,Note"
+DEFAULT = "JobID,User,Model,GPU,Est,Need,Share,Peak,Err,SM%,With,State,Note"
 LONG = (
-    "JobID,User,Account,Partition,Model,Batch,GPU,Shards,Est,Req,Peak,Err,Waste,SM%,Energy,Wait,Elapsed,GPUh,"
+    "JobID,User,Account,Partition,Model,Batch,GPU,Shards,Est,Need,Share,Peak,Err,Waste,SM%,Energy,Wait,Elapsed,GPUh,"
     "Used,With,OOM,Runs,State,End,Note"
 )
 _WIDEST = 200
@@ -49,6 +49,9 @@ def columns(text: str) -> List[Column]:
         "cpu": "cpu%",
         "nodelist": "node",
         "estimate": "est",
+        # Older names.
+        "req": "need",
+        "granted": "share",
     }
     for word in (word.strip() for word in text.split(",")):
         if not word:
@@ -125,6 +128,14 @@ def _count(get: Callable[[JobRow], Optional[int]], name: str, key: str, width: i
     return Field(name, key, get, lambda row: _whole(get(row)), width, True)
 
 
+def _ratio(get: Callable[[JobRow], Optional[float]], name: str, key: str) -> Field:
+    def text(row: JobRow) -> str:
+        value = get(row)
+        return "" if value is None else f"{value:.2f}"
+
+    return Field(name, key, lambda row: _rounded(get(row), 3), text, 6, True)
+
+
 FIELDS: Sequence[Field] = (
     Field("JobID", "job_id", lambda row: row.job_id, lambda row: row.name, 14),
     Field("JobIDRaw", "job_id_raw", lambda row: row.job_id, lambda row: str(row.job_id), 12),
@@ -151,8 +162,8 @@ FIELDS: Sequence[Field] = (
     _same(lambda row: row.sharing if row.share_known else "", 8, "Sharing", "sharing"),
     _count(lambda row: row.shards, "Shards", "shards", 6),
     _size(lambda row: row.estimate_mib, "Est", "estimate_mib"),
-    _size(lambda row: row.request_mib, "Req", "request_mib"),
-    _size(lambda row: row.granted_mib, "Granted", "granted_mib"),
+    _size(lambda row: row.request_mib, "Need", "request_mib"),
+    _size(lambda row: row.granted_mib, "Share", "granted_mib"),
     _size(lambda row: row.peak_mib, "Peak", "peak_mib"),
     _size(lambda row: row.mean_mib, "Mean", "mean_mib"),
     Field(
@@ -172,14 +183,9 @@ FIELDS: Sequence[Field] = (
         4,
         True,
     ),
-    Field(
-        "Slower",
-        "slowdown",
-        lambda row: _rounded(row.slowdown, 3),
-        lambda row: "" if row.slowdown is None else f"{row.slowdown:.2f}",
-        6,
-        True,
-    ),
+    _ratio(lambda row: row.slowdown, "Slower", "slowdown"),
+    _ratio(lambda row: row.said_slowdown, "Said", "said_slowdown"),
+    _ratio(lambda row: row.said_at_most, "AtMost", "said_at_most"),
     Field("Idle", "idle_s", lambda row: _rounded(row.idle_s), lambda row: duration(row.idle_s), 11, True),
     _count(lambda row: row.cpus, "CPUs", "cpus", 5),
     Field(

@@ -73,12 +73,14 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
     second = [printable(state), f"on {printable(where)}" if where else "", f"started {moment(row.start)}"]
     third = [f"waited {duration(row.wait_s)}" if row.wait_s is not None else ""]
     if row.shards:
-        third.append(f"{count(row.shards, 'shard')} ({short_mib(row.limit_mib)})")
+        nodes = len({device.node for device in row.devices})
+        each = f" on each of {nodes} nodes" if nodes > 1 else ""
+        third.append(f"{count(row.shards, 'shard')} ({short_mib(row.limit_mib)}){each}")
     elif row.share_known:
         held = "a MIG instance" if row.sharing == INSTANCE else "a whole GPU"
         third.append(f"{held}{f' ({size})' if size else ''}")
     else:
-        asked = f", {short_mib(row.request_mib)} requested" if row.request_mib else ""
+        asked = f", {short_mib(row.request_mib)} needed" if row.request_mib else ""
         third.append(f"its share is not measured yet{asked}")
     if row.companions:
         third.append(f"shared with {', '.join(row.company)}")
@@ -198,6 +200,8 @@ def _verdict(row: JobRow) -> List[str]:
         )
     elif row.companions and row.end is not None:
         use.append("how much slower than alone is not known")
+    if row.said_at_most is not None and row.companions:
+        use.append(f"said: about {row.said_slowdown:.1f}, at most {row.said_at_most:.1f}")
     if row.idle_s:
         use.append(f"held its GPU idle for {duration(row.idle_s)}")
     if row.energy_j is not None:

@@ -144,7 +144,7 @@ def footer(summary: JobTotals) -> str:
         return "no jobs"
     said = [count(summary.jobs, "job")]
     if summary.median_error is not None:
-        above = f"{summary.under_request:,} exceeded their request"
+        above = f"{summary.under_request:,} took more than their need"
         said[0] += f": median error {percent(summary.median_error)}, {above}"
     if summary.shared and summary.saved is not None:
         alone, used = gpu_hours(summary.alone_s, (summary.alone_used_s or 0) + (summary.redone_s or 0))

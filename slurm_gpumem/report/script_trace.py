@@ -68,6 +68,7 @@ def _seen_text(facts: Any, seconds: float) -> str:
     seen = ["training", *(name for phase, name in _PHASES.items() if phase in phases)]
     missing = [name for phase, name in _PHASES.items() if phase not in phases]
     steps = f"{count(int(facts['steps']), 'optimizer step')} in {seconds:.1f} s"
+    steps = f"{facts['unfinished']}; {steps}" if facts.get("unfinished") else steps
     return f"seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else "")
 
 

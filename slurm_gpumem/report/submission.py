@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.decision import Decision
     from slurm_gpumem.submission.request import GpuRequest
-    from slurm_gpumem.submission.submission import Submission
 
 SCHEMA = "gpumem-submit/1"
 
@@ -91,7 +90,8 @@ def _may_be_slower(plan: Plan) -> str:
     if worst is None or worst < 1.05:
         return ""
     usual = largest.activity.usual(worst)
-    return f"beside others about {usual:.1f} times as long as alone, at most {worst:.1f}"
+    most = largest.activity.at_most(worst)
+    return f"beside others about {usual:.1f} times as long as alone, at most {most:.1f}"
 
 
 def explain_submission(plan: Plan) -> List[str]:
@@ -162,6 +162,7 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
         "instance_mib": decision.instance_mib,
         "whole_gpu": decision.whole_gpu,
         "reason": decision.reason,
+        "unfinished": decision.unfinished or None,
         "cpus": decision.cpus,
         "cpus_by_share": decision.cpus_by_share,
         "host_memory_mib": decision.host_memory_mib,
@@ -178,14 +179,15 @@ def _estimated(plan: Plan, estimate: Estimate) -> str:
     peak = format_mib(estimate.peak_mib)
     summary = plan.workload.summary
     job = describe_estimated(summary, estimate) if summary else describe_job(estimate.job)
-    return f"{_source(plan.asked)}, {job} {arrow} peak {peak},"
+    return f"{_source(plan)}, {job} {arrow} peak {peak},"
 
 
-def _source(asked: Submission) -> str:
+def _source(plan: Plan) -> str:
     """Where the model comes from."""
-    trace, model = asked.traced, asked.settings.model
+    trace, model = plan.asked.traced, plan.asked.settings.model
     if trace is not None:
         how = "traced before" if trace.cached else f"traced in {trace.traced.seconds:.0f} s"
+        how += f", not to its end: {plan.unfinished}" if plan.unfinished else ""
         return f"{os.path.basename(trace.run.name)} ({how}): {trace.summary.name or 'model'}"
     return "standard input" if model == "-" else os.path.basename(model) if model else "memory line"
 

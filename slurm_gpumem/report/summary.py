@@ -117,7 +117,7 @@ def _accuracy(one: JobTotals) -> str:
         return ""
     return (
         f"median error {percent(one.median_error)}, 95% within {percent(one.p95_error)}; "
-        f"{one.under_estimate:,} above the estimate, {one.under_request:,} above the request "
+        f"{one.under_estimate:,} above the estimate, {one.under_request:,} above the need "
         f"({_part(one.under_request, one.estimated)})"
     )
 

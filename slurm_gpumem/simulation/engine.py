@@ -227,11 +227,10 @@ class Engine:
             insort(self.ends, (task.limit_end, job.number, task))
         if crowded:
             self._crash(task)
+        elif not task.trains:
+            self._at(self.now + job.startup_s, _GROW, task)
         elif job.peak_mib > task.use_mib:
-            if job.startup_s > 0:
-                self._at(self.now + job.startup_s, _GROW, task)
-            else:
-                self._grow(task)
+            self._grow(task)
 
     def _grow(self, task: Task) -> bool:
         """From start-up to its peak; whether it crashed."""
@@ -241,12 +240,11 @@ class Engine:
         if too_much or any(gpu.used_mib + more > self.setup.fleet.memory_mib for gpu in gpus):
             self._crash(task)
             return True
-        task.use_mib = task.job.peak_mib
+        task.use_mib, task.trains = task.job.peak_mib, True
         for gpu in gpus:
             gpu.used_mib += more
             self._used += more
-            self.index.changed(gpu, self.now, was_idle=False)
-            self._note(gpu)
+            self._touch(gpu, was_idle=False)
         return False
 
     def _crash(self, task: Task) -> None:
@@ -308,9 +306,14 @@ class Engine:
         tasks = gpu.tasks
         active = dram = 0.0
         if tasks:
-            for task, rate in zip(tasks, speeds(self.setup.mode, tasks)):
-                active += task.load.active * rate
-                dram += task.load.dram * rate
+            training = [task for task in tasks if task.trains]
+            rates = dict(zip(training, speeds(self.setup.mode, training)))
+            for task in tasks:
+                # A job that starts up leaves the GPU alone, and its neighbours do not slow it down.
+                rate = rates.get(task, 1.0)
+                if task.trains:
+                    active += task.load.active * rate
+                    dram += task.load.dram * rate
                 if task.speeds:
                     task.speeds[gpu.index] = rate
                     rate = min(task.speeds.values())

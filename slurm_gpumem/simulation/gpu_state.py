@@ -14,7 +14,7 @@ class Task:
 
     __slots__ = (
         "compute", "gpus", "granted_mib", "job", "left", "limit_end", "load", "side", "since", "slices",
-        "speed", "speeds", "start", "use_mib", "user", "version", "whole",
+        "speed", "speeds", "start", "trains", "use_mib", "user", "version", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -28,6 +28,8 @@ class Task:
         self.slices: FrozenSet[int] = frozenset()
         """The memory slices of its MIG instance."""
         self.use_mib = job.startup_mib
+        self.trains = job.startup_s <= 0
+        """Past its start-up."""
         self.left = job.work
         self.start = self.since = now
         self.speed = 0.0

@@ -53,6 +53,7 @@ POLICIES: Dict[str, Policy] = {
         Policy("slurm", "first", granted=True, whole=True, backfill=True),
         Policy("slurm-pack", "first", granted=True, backfill=True),
         Policy("slurm-spread", "spread", granted=True, backfill=True),
+        Policy("slurm-level", "worst", granted=True, backfill=True),
         Policy("budget", "first", granted=True, backfill=True, by_activity=SLOWDOWN),
     )
 }
@@ -69,6 +70,7 @@ WHAT: Dict[str, str] = {
     "slurm": "Slurm without sharing: whole GPUs, priorities, backfill",
     "slurm-pack": "Slurm with shards as it places them by default: the first GPU that fits",
     "slurm-spread": "Slurm with shards and LL_SHARED_GRES: the freest GPU of the first node that fits",
+    "slurm-level": "slurm-spread with LLN=YES on the partition: the freest GPU of all nodes",
     "budget": f"slurm-pack with shares that also cover the job's activity (slowdown of at most {SLOWDOWN:g})",
 }
 

@@ -12,6 +12,8 @@ from slurm_gpumem.simulation.types import WHOLE, Policy, Setup, SimJob, Timing
 
 _DECIDE, _SHARE, _BACKFILL = range(3)
 _NEVER = float("inf")
+Waiting = Tuple[int, float, int, SimJob]
+"""Its place in the order: priority, since when it waits, number."""
 
 
 class Engine(Protocol):
@@ -125,12 +127,15 @@ class Reservation(NamedTuple):
 
 
 class SlurmQueue:
-    """By priority; every `backfill_s` later jobs may start that do not delay the first one."""
+    """By priority; every `backfill_s` later jobs may start that do not delay one that waits for its place.
+
+    A job that has waited for less than `reserve_after_s` keeps nobody waiting (bf_min_prio_reserve).
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._waiting: List[Tuple[int, float, int, SimJob]] = []
-        self._first_is_new = False
+        self._waiting: List[Waiting] = []
+        self._new = False
         self._changed = False
         """Since the last pass of backfill: another pass over the same jobs and GPUs finds nothing new."""
         self._woken = False
@@ -141,51 +146,52 @@ class SlurmQueue:
         return len(self._waiting)
 
     def add(self, job: SimJob) -> None:
-        heappush(self._waiting, (-job.priority, job.arrival, job.number, job))
-        self._first_is_new |= self._waiting[0][3] is job
-        self._changed = True
+        self._add(job, job.arrival)
 
     def add_again(self, job: SimJob) -> None:
-        self.add(job)
+        # Slurm counts a requeued job's age, or its turn, from the requeue.
+        self._add(job, self._engine.now)
+
+    def _add(self, job: SimJob, since: float) -> None:
+        heappush(self._waiting, (-job.priority, since, job.number, job))
+        self._new = self._changed = True
 
     def schedule(self, freed: bool) -> None:
         self._changed |= freed
-        if freed or self._first_is_new:
-            self._first_is_new = False
-            while self._waiting and self._engine.place(self._waiting[0][3]):
-                heappop(self._waiting)
+        if freed or self._new:
+            self._new = False
+            self._pass(backfill=False)
         if len(self._waiting) > 1 and self._changed and not self._woken:
             self._woken = True
             period = self._engine.timing.backfill_s
             self._engine.wake_at((self._engine.now // period + 1) * period, _BACKFILL)
 
     def wake(self, phase: int) -> None:
-        """One pass of backfill."""
+        """Time for backfill."""
         self._woken = self._changed = False
-        tested: List[Tuple[int, float, int, SimJob]] = []
+        self._pass(backfill=True)
+
+    def _pass(self, *, backfill: bool) -> None:
+        """Start what finds its place; behind a job with a reservation, only what does not delay it."""
+        engine, timing = self._engine, self._engine.timing
+        tested: List[Waiting] = []
         failed: Set[Tuple[int, Optional[int], int, bool]] = set()
-        for position in range(min(self._engine.timing.backfill_depth, len(self._waiting))):
+        reserved = False
+        for _ in range(min(timing.backfill_depth, len(self._waiting))):
             entry = heappop(self._waiting)
-            job = entry[3]
-            if position == 0:
-                if not self._engine.place(job):
-                    self._reserve(job)
-                    tested.append(entry)
+            _, since, _, job = entry
+            fits = not reserved or engine.now + engine.limit_of(job) <= self._reservation.moment
+            key = (job.gpus, engine.asks[job.number], job.cores, fits)
+            banned = frozenset() if fits else self._reservation.nodes
+            if key not in failed and engine.place(job, banned=banned):
                 continue
-            if not tested:
-                started = self._engine.place(job)
-            else:
-                short = self._engine.now + self._engine.limit_of(job) <= self._reservation.moment
-                key = (job.gpus, self._engine.asks[job.number], job.cores, short)
-                if key in failed:
-                    tested.append(entry)
-                    continue
-                banned = frozenset() if short else self._reservation.nodes
-                started = self._engine.place(job, banned=banned)
-                if not started:
-                    failed.add(key)
-            if not started:
-                tested.append(entry)
+            failed.add(key)
+            tested.append(entry)
+            if not reserved and engine.now - since >= timing.reserve_after_s:
+                if not backfill:
+                    break
+                self._reserve(job)
+                reserved = True
         for entry in tested:
             heappush(self._waiting, entry)
 

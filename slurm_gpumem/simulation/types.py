@@ -102,6 +102,8 @@ class Timing(NamedTuple):
     """From a crash until the job waits again."""
     backfill_s: float = 30.0
     backfill_depth: int = 100
+    reserve_after_s: float = 0.0
+    """Jobs behind one that has waited for less than this may start although it does not fit yet."""
     default_limit_s: float = 86_400.0
     """The time limit of jobs without one, for backfill."""
 

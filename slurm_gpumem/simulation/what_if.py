@@ -85,7 +85,8 @@ class Sharing(NamedTuple):
 
     mode: str
     placement: str
-    """ "pack" fills one GPU after the other, Slurm's default; "spread" is LL_SHARED_GRES."""
+    """ "pack" fills one GPU after the other, Slurm's default; "spread" is LL_SHARED_GRES,
+    "level" LLN=YES besides."""
     slowdown: float
     """Of the bounded way."""
 

@@ -11,19 +11,16 @@ from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
 from slurm_gpumem.site.slurm_conf import (
-    DEFAULT_TIME,
     has_default_memory,
     node_gpus,
     spreads,
     value_of,
-    without_time_limit,
     words_of,
 )
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import Entry, parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import (
-    GPU_TYPE_CAN_CHANGE,
     SHARES_WITHOUT_TYPE_BESIDE_INSTANCES,
     WHOLE_GPU_BESIDE_SHARDS,
     gives_whole_nodes,
@@ -113,35 +110,6 @@ def instances_are_usable(now: Snapshot) -> Iterator[Finding]:
             "Slurm spreads such shares over the instances as well, and nobody knows how much memory one is",
             "Name=shard Type=TYPE Count=N File=/dev/nvidiaN in gres.conf for each whole GPU, and in Gres= "
             + ("shard:TYPE:N" if now.version < SHARES_WITHOUT_TYPE_BESIDE_INSTANCES else "shard:N for all"),
-        )
-
-
-def waiting_jobs_have_their_profile(now: Snapshot) -> Iterator[Finding]:
-    """Jobs that wait for a MIG profile which no node of their partition has: the layout was changed."""
-    there: Dict[str, List[str]] = {}
-    for node in now.nodes:
-        for partition in node.get("Partitions", "").split(","):
-            there.setdefault(partition, []).extend(_profiles(node))
-    waiting: Dict[str, List[str]] = {}
-    others: Dict[str, None] = {}
-    for job in now.jobs:
-        here = [kind for name in job.partition.split(",") for kind in there.get(name, ())]
-        for kind in re.findall(r"\bgpu:([^:,\s]+)", job.tres) if job.waits else ():
-            if profile_name(kind) and kind not in here:
-                waiting.setdefault(kind, []).append(job.name)
-                others.update(dict.fromkeys(here))
-    for kind, names in sorted(waiting.items()):
-        shown = ", ".join(names[:_SHOWN]) + (
-            f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        )
-        instead = f"gpu:{next(iter(others), 'TYPE')}:1"
-        change = f"scontrol update jobid={names[0]} gres={instead}"
-        again = "cancel them; their users submit them again (this Slurm adds a type, it does not change it)"
-        yield _warning(
-            "mig-waiting",
-            f"no node has MIG profile {kind} any more; waiting for it: {shown}",
-            "they wait forever",
-            f"{change} with a profile that holds the job" if now.version >= GPU_TYPE_CAN_CHANGE else again,
         )
 
 
@@ -266,7 +234,7 @@ def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
     consumes = any("MEMORY" in word.upper() for word in words_of(now.config, "SelectTypeParameters"))
     if not consumes or has_default_memory(now.config):
         return
-    bare = [part["PartitionName"] for part in _shared_partitions(now) if not has_default_memory(part)]
+    bare = [part["PartitionName"] for part in shared_partitions(now) if not has_default_memory(part)]
     if bare:
         yield _warning(
             "default-memory",
@@ -278,7 +246,7 @@ def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
 
 def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
     """In an OverSubscribe=EXCLUSIVE partition shard jobs wait forever."""
-    for part in _shared_partitions(now):
+    for part in shared_partitions(now):
         if gives_whole_nodes(part):
             yield _warning(
                 "exclusive-partition",
@@ -288,32 +256,11 @@ def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
             )
 
 
-def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
-    """A share that waits holds up all behind it, but for jobs that backfill knows to end in time."""
-    scheduler = value_of(now.config, "SchedulerType")
-    if scheduler not in (None, "sched/backfill"):
-        yield _warning(
-            "no-backfill",
-            f"SchedulerType={scheduler}",
-            "a large share that waits keeps all smaller ones behind it waiting, beside free shares",
-            "SchedulerType=sched/backfill in slurm.conf, then restart slurmctld",
-        )
-    endless = without_time_limit(_shared_partitions(now))
-    if endless:
-        yield Finding(
-            Severity.NOTE,
-            "no-time-limit",
-            f"partition {', '.join(endless)}: no DefaultTime and no MaxTime",
-            "backfill starts no job without a time limit beside a large share that waits",
-            DEFAULT_TIME,
-        )
-
-
 def defaults_per_gpu_are_known_to_ignore_shares(now: Snapshot) -> Iterator[Finding]:
     """DefCpuPerGPU and DefMemPerGPU mean nothing to a shared job."""
     places = [
         ("slurm.conf", now.config),
-        *((f"partition {p['PartitionName']}", p) for p in _shared_partitions(now)),
+        *((f"partition {p['PartitionName']}", p) for p in shared_partitions(now)),
     ]
     for where, settings in places:
         if "PerGPU" in settings.get("JobDefaults", ""):
@@ -336,7 +283,8 @@ def shares_per_gpu(now: Snapshot) -> List[Tuple[str, int]]:
     return list(most.items())
 
 
-def _shared_partitions(now: Snapshot) -> List[Mapping[str, str]]:
+def shared_partitions(now: Snapshot) -> List[Mapping[str, str]]:
+    """The partitions that have a node with shares."""
     names = {part for node in now.shared_nodes() for part in node.get("Partitions", "").split(",")}
     return [part for part in now.partitions if part["PartitionName"] in names]
 

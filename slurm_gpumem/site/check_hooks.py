@@ -305,10 +305,10 @@ def _kinds(kinds: Set[Tuple[str, int]]) -> str:
 
 
 def _context_words(context: CudaContext) -> str:
-    """Its size and the doubt: "context 1,727 (+0) MiB, traces -240 (+0)"."""
+    """Its size and its margin: "context 1,727 (+0) MiB, traces -240 (+0)"."""
     learned = "".join(f", {name} {constant:+,} (+{rest:,})" for name, constant, rest in context.learned)
     percent = f", workspaces +{context.conv_percent} %" if context.conv_percent else ""
-    return f"context {context.both:,} (+{context.doubt:,}) MiB{percent}{learned}"
+    return f"context {context.both:,} (+{context.margin:,}) MiB{percent}{learned}"
 
 
 def _stale(what: str) -> Finding:

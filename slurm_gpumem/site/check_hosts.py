@@ -111,10 +111,6 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
-DRAINING = ("hook-missing", "hook-not-run", "next-hook")
-"""Faults that make Slurm drain the node of the next job, and so of one that asks it."""
-
-
 def hosts_are_sound(now: Snapshot) -> Iterator[Finding]:
     """What the probe found; the same on many nodes is one finding."""
     found: Dict[Tuple[str, str], List[str]] = {}
@@ -128,31 +124,6 @@ def hosts_are_sound(now: Snapshot) -> Iterator[Finding]:
         else:
             where = _where(names)
             yield Finding(known.severity, check, f"{where}{what}", known.why, known.fix)
-
-
-def nodes_survive(now: Snapshot) -> Iterator[Finding]:
-    """A node that does not take jobs any more since one asked it."""
-    for why, names in _by_reason(now.harmed):
-        yield Finding(
-            Severity.CRITICAL,
-            "node-drained",
-            f"{names}: {why}",
-            "any other job would have done the same; no further node was asked",
-            "the node's slurmd.log says why; correct it, then scontrol update NodeName=... State=RESUME",
-        )
-
-
-def no_job_is_submitted_into_trouble(now: Snapshot) -> Iterator[Finding]:
-    """--nodes asks by jobs, and a job drains its node if the hooks are broken."""
-    names, check = now.withheld
-    if names:
-        yield Finding(
-            Severity.CRITICAL,
-            "nodes-not-asked",
-            f"{fold_names(names)}: not asked, no job was submitted",
-            f"{check} is critical here, and a job can drain its node or fail for that",
-            "correct that first, or ask without jobs: --through 'ssh -o BatchMode=yes {node}'",
-        )
 
 
 def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
@@ -175,7 +146,7 @@ def nodes_answer(now: Snapshot) -> Iterator[Finding]:
             "node-silent",
             f"{names}: {why}",
             "not checked",
-            "try again, or --through 'ssh -o BatchMode=yes {node}'",
+            "try again, or name another way: --through 'srun --immediate=20 --mem=64M -w {node}'",
         )
 
 

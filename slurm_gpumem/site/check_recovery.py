@@ -70,7 +70,7 @@ def recovery_runs(now: Snapshot) -> Iterator[Finding]:
             "recovery-unproven",
             "no job has ended since slurmctld started",
             "whether EpilogSlurmctld runs was not proven",
-            "run a job (srun true) and gpumem doctor again; gpumem doctor --nodes does both",
+            "run a job (srun true) and gpumem doctor again",
         )
 
 

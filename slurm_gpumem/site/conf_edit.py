@@ -21,8 +21,8 @@ class Change(NamedTuple):
     settings: Mapping[str, str]
     gres: Mapping[str, str]
     """Node name → the GPU part of its Gres=."""
-    memory: Mapping[str, Mapping[str, int]]
-    """Partition → its DefMemPerCPU and the like."""
+    partitions: Mapping[str, Mapping[str, object]]
+    """Partition → its DefMemPerCPU, LLN and the like."""
 
 
 def edit_slurm_conf(texts: Mapping[str, str], change: Change, where: Where) -> Dict[str, str]:
@@ -37,10 +37,10 @@ def edit_slurm_conf(texts: Mapping[str, str], change: Change, where: Where) -> D
                 edits += statement.set(wanted, change.settings[wanted])
                 left.pop(wanted, None)
     nodes, node_edits = _nodes(lines_of(tree.statements, "nodename"), change.gres)
-    partitions, memory_edits = _memory(lines_of(tree.statements, "partitionname"), change.memory)
+    partitions, part_edits = _partitions(lines_of(tree.statements, "partitionname"), change.partitions)
     _all_found("NodeName", change.gres, nodes, tree.missing)
-    _all_found("PartitionName", change.memory, partitions, tree.missing)
-    changed = apply(texts, [*edits, *node_edits, *memory_edits])
+    _all_found("PartitionName", change.partitions, partitions, tree.missing)
+    changed = apply(texts, [*edits, *node_edits, *part_edits])
     if left:
         text = changed["slurm.conf"]
         end = "" if not text or text.endswith("\n") else "\n"
@@ -102,12 +102,14 @@ def _split(line: Line, groups: Mapping[str, Sequence[str]]) -> Edit:
     return Edit(statement.file, statement.start, statement.end, "".join(parts))
 
 
-def _memory(lines: Sequence[Line], memory: Mapping[str, Mapping[str, int]]) -> Tuple[Set[str], List[Edit]]:
+def _partitions(
+    lines: Sequence[Line], values: Mapping[str, Mapping[str, object]]
+) -> Tuple[Set[str], List[Edit]]:
     found: Set[str] = set()
     edits: List[Edit] = []
     for line in lines:
         found.update(line.names)
-        wanted = {key: value for name in line.names for key, value in memory.get(name, {}).items()}
+        wanted = {key: value for name in line.names for key, value in values.get(name, {}).items()}
         # Those that the line has are changed in place; the others are put at its end, in one edit.
         known = [key for key in wanted if line.statement.value(key) is not None]
         edits += [edit for key in known for edit in line.statement.set(key, str(wanted[key]))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Collection, Iterator, Tuple
 
@@ -14,6 +13,7 @@ from slurm_gpumem.site import (
     check_hooks,
     check_hosts,
     check_nodes,
+    check_queue,
     check_recovery,
 )
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
@@ -29,7 +29,6 @@ CHECKS: Tuple[Check, ...] = (
     check_gpus.one_kind_of_sharing_per_node,
     check_gpus.mps_serves_one_gpu_per_node,
     check_gpus.instances_are_usable,
-    check_gpus.waiting_jobs_have_their_profile,
     check_gpus.shares_divide_evenly,
     check_gpus.shares_have_types,
     check_gpus.whole_and_shared_jobs_keep_apart,
@@ -37,7 +36,8 @@ CHECKS: Tuple[Check, ...] = (
     check_gpus.placement_is_known,
     check_gpus.shared_jobs_have_default_memory,
     check_gpus.no_exclusive_partition_shares,
-    check_gpus.small_shares_flow_around_large_ones,
+    check_queue.small_shares_flow_around_large_ones,
+    check_queue.idle_gpus_come_first,
     check_nodes.nodes_are_usable,
     check_nodes.gres_files_agree,
     check_nodes.shares_fit_the_memory,
@@ -59,8 +59,6 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.driver_limit_is_untried,
     check_hooks.way_of_sharing_is_chosen,
     check_hosts.hosts_are_sound,
-    check_hosts.nodes_survive,
-    check_hosts.no_job_is_submitted_into_trouble,
     check_hosts.hooks_were_seen,
     check_hosts.nodes_answer,
     check_hosts.versions_are_equal,
@@ -89,25 +87,9 @@ def examine_cluster(ask: Ask, accepted: Collection[str] = ()) -> Diagnosis:
         return _no_answer(error).without(accepted)
     wanted = [] if ask.nodes is None else wanted_nodes(now, ask.nodes)
     now = look_here(now, client)
-    reason = _against_jobs(examine(now), accepted) if ask.through is None else ""
-    if wanted and reason:
-        now = replace(now, withheld=(tuple(node["NodeName"] for node in wanted), reason))
-    elif wanted:
-        now = look_at_nodes(now, client, wanted, ask)
+    if wanted:
+        now = look_at_nodes(now, wanted, ask)
     return examine(now).without(accepted)
-
-
-def _against_jobs(local: Diagnosis, accepted: Collection[str]) -> str:
-    """The check that forbids to submit jobs; accepting what drains nodes does not keep it from doing so."""
-    return next(
-        (
-            finding.check
-            for finding in local.findings
-            if finding.severity is Severity.CRITICAL
-            and (finding.check not in accepted or finding.check in check_hosts.DRAINING)
-        ),
-        "",
-    )
 
 
 def _no_answer(error: SlurmError) -> Diagnosis:

@@ -66,7 +66,7 @@ class Silent(NamedTuple):
 
 def ask_here(question: Question, timeout_s: float = 60.0) -> Union[HostReport, Silent]:
     """The report on this host."""
-    return ask_host(["/bin/sh"], "", question, timeout_s, None)
+    return ask_host(["/bin/sh"], "", question, timeout_s)
 
 
 def takes_jobs(state: str) -> bool:
@@ -74,16 +74,6 @@ def takes_jobs(state: str) -> bool:
     words = _words(state)
     mute = not words & _ASLEEP and ("NOT_RESPONDING" in words or "*" in state)
     return bool(words & {"IDLE", "MIXED", "ALLOCATED", "COMPLETING"}) and not (words & _OUT_OF_USE or mute)
-
-
-def is_up(state: str) -> bool:
-    """Whether a job there would start at once: it takes jobs and its power is on."""
-    return takes_jobs(state) and not _words(state) & _ASLEEP
-
-
-def is_drained(state: str) -> bool:
-    """Whether somebody, or Slurm itself, has taken a node out of use."""
-    return bool(_words(state) & {"DRAIN", "DRAINED", "DRAINING"})
 
 
 def _words(state: str) -> Set[str]:
@@ -97,7 +87,7 @@ _ASLEEP = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_
 
 
 def ask_host(
-    argv: Sequence[str], name: str, question: Question, timeout_s: float, env: Optional[Mapping[str, str]]
+    argv: Sequence[str], name: str, question: Question, timeout_s: float
 ) -> Union[HostReport, Silent]:
     """The report of the host on which this command starts a shell with our stdin."""
     asked = time.time()
@@ -109,7 +99,6 @@ def ask_host(
             text=True,
             errors="replace",
             timeout=timeout_s,
-            env=None if env is None else dict(env),
             check=False,
         )
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
 from slurm_gpumem.errors import SlurmError, UsageError
-from slurm_gpumem.site.ask_nodes import ask_nodes
+from slurm_gpumem.site.ask_nodes import SSH, ask_nodes
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here
@@ -39,8 +39,8 @@ class Ask(NamedTuple):
 
     nodes: Optional[str] = None
     """Node names as Slurm writes them; "" for all nodes with shares; None: ask none."""
-    through: Optional[str] = None
-    """A command that runs a shell on {node}, instead of srun."""
+    through: str = SSH
+    """A command that runs a shell on {node}."""
     timeout_s: float = 20.0
 
 
@@ -73,13 +73,14 @@ def look_here(now: Snapshot, client: Commands) -> Snapshot:
         return replace(now, unread=(*now.unread, f"EpilogSlurmctld's sign of life: {error}"))
 
 
-def look_at_nodes(now: Snapshot, client: Commands, wanted: Sequence[Record], ask: Ask) -> Snapshot:
+def look_at_nodes(now: Snapshot, wanted: Sequence[Record], ask: Ask) -> Snapshot:
     """The picture with what these nodes say."""
     gres = parse_gres_conf(now.files.get("gres.conf", ""))
     hooks = _hooks(now, NODE_HOOKS)
-    nodes = [(node, _question(now, hooks, devices=gres.devices(node["NodeName"]))) for node in wanted]
-    reports, silent, harmed = ask_nodes(nodes, ask.through, ask.timeout_s, client)
-    return replace(now, reports=reports, silent=(*now.silent, *silent), harmed=harmed, hooks_unseen=())
+    names = [node["NodeName"] for node in wanted]
+    nodes = [(name, _question(now, hooks, devices=gres.devices(name))) for name in names]
+    reports, silent = ask_nodes(nodes, ask.through, ask.timeout_s)
+    return replace(now, reports=reports, silent=(*now.silent, *silent), hooks_unseen=())
 
 
 def _question(

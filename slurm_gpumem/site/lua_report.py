@@ -40,8 +40,8 @@ else
       if type(gpu.context) == "table" then
         local percent = gpu.traced_percent or {}
         local sizes = { unpack(gpu.context) }
-        local workspace, doubt = gpu.workspace_mib or 0, gpu.context_doubt_mib or 0
-        for _, size in ipairs({ workspace, doubt, percent[1] or 0, percent[2] or 0 }) do
+        local workspace, margin = gpu.workspace_mib or 0, gpu.context_margin_mib or 0
+        for _, size in ipairs({ workspace, margin, percent[1] or 0, percent[2] or 0 }) do
           sizes[#sizes + 1] = size
         end
         local learned = {}
@@ -129,10 +129,10 @@ def parse_report(text: str) -> LuaReport:
 def _context(gpu_type: str, memory: str, sizes: str, learned: str) -> List[LuaContext]:
     """As a list of one; empty where somebody's own table has something else there."""
     try:
-        bare, conv, matmul, both, workspace, doubt, with_conv, other = map(int, sizes.split(","))
+        bare, conv, matmul, both, workspace, margin, with_conv, other = map(int, sizes.split(","))
         rows = [entry.split(",") for entry in learned.split(";") if entry]
         moved = tuple((name, int(constant), int(rest)) for name, constant, rest in rows)
-        found = CudaContext(bare, conv, matmul, both, workspace, doubt, with_conv, other, moved)
+        found = CudaContext(bare, conv, matmul, both, workspace, margin, with_conv, other, moved)
         return [LuaContext(gpu_type, int(memory), found)]
     except ValueError:
         return []

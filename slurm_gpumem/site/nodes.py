@@ -33,14 +33,14 @@ class CudaContext(NamedTuple):
     both: int
     workspace: int
     """One cuBLAS workspace, rounded up."""
-    doubt: int = 0
+    margin: int = 0
     """How much larger the context may be: nobody measured it here."""
     conv_percent: int = 0
     """What traced requests get more, of the peak, where nobody measured workspaces: with convolutions ..."""
     other_percent: int = 0
     """... and without."""
     learned: Tuple[Tuple[str, int, int], ...] = ()
-    """Estimator, MiB that its jobs here take beyond the context, and the doubt that is left of it."""
+    """Estimator, MiB that its jobs here take beyond the context, and the margin that is left of it."""
 
 
 ContextOf = Callable[[str, int], CudaContext]
@@ -268,7 +268,7 @@ def context_in_table(kind: str, memory_mib: int) -> CudaContext:
         matmul=gpu.context_for(conv=False, matmul=True),
         both=gpu.context_mib,
         workspace=ceil_div(gpu.cublas_workspace_bytes, MIB),
-        doubt=gpu.context_margin_mib,
+        margin=gpu.context_margin_mib,
         conv_percent=workspace_margin(gpu, convolutions=True),
         other_percent=workspace_margin(gpu, convolutions=False),
         learned=tuple(

@@ -38,6 +38,10 @@ class SitePlan:
     """CPUs of a shared job at most, from the site's gpumem.toml."""
     placement: str = PACK
     """SPREAD or PACK."""
+    unknown_share: Optional[float] = None
+    """The part of a GPU that a job of unknown activity takes in plain sbatch; None: its memory decides."""
+    level: bool = False
+    """Whether no share goes beside another while any GPU of its partition is idle."""
     version: Optional[Version] = None
 
     def __post_init__(self) -> None:
@@ -66,6 +70,14 @@ class SitePlan:
         if self.gres == "mps":
             return max(0, gpus.memory_mib - self.reserve_mib)
         return self.shares(gpus) * self.shard_mib
+
+    @property
+    def idle_first(self) -> bool:
+        """Whether a share goes to an idle GPU of its node while there is one."""
+        return self.placement == SPREAD or all(
+            group.gpu_count - sum(gpus.count for gpus in group.gpus if gpus.instance) <= 1
+            for group in self.groups
+        )
 
     @property
     def separator(self) -> str:

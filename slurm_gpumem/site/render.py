@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Sequence
+from typing import List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import PACK, SPREAD, SitePlan
+from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _RECOVERY = """\
 [recovery]  # of jobs that run out of GPU memory; gpumem docs recovery
 ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
-nice = 0  # of a job that comes back; gpumem docs recovery before you lower it
 """
 _NODE = """\
 [node]
@@ -26,17 +25,17 @@ mps = "shared"  # gpumem docs sharing-modes
 
 """
 _SLOWDOWN = """\
-# How many times as long a step may take beside other jobs as alone, as predicted. {limit:g} is the highest of
-# the simulated limits with which jobs end no later, in the mean, than with whole GPUs at any load, where
-# shares {placement} (gpumem docs sharing). A higher one packs more jobs on a GPU: it pays while queues
-# are long, and single jobs run slower. It can differ by partition: [sharing.partition.NAME]
+# How many times as long a step may take beside other jobs as alone, as predicted. With {limit:g} jobs end
+# soonest in long queues, in the mean, and at no load later than with whole GPUs, where shares
+# {way} (simulated: gpumem docs sharing). It can differ by partition:
+# [sharing.partition.NAME]
 max_slowdown = {limit:g}
 # A job with memory by hand, of which no run was measured, is taken to keep a GPU half busy, about
 # what usual training jobs do. Without this line its memory alone decides, and it slows others down.
 unknown_activity = 0.5
 """
-_LIMITS = {SPREAD: 1.5, PACK: 1.15}
-"""By placement, for one server: `python -m lab.score.loads` prints what each limit does at which load."""
+_LIMITS = ((2.5, "go to idle GPUs first"), (1.5, "fill nodes in order"), (1.15, "fill GPUs in order"))
+"""For one server, with level, spread and packed shares: `python -m lab.score.loads` prints what limits do."""
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")
 
@@ -99,6 +98,8 @@ def lua_table(plan: SitePlan) -> str:
         f"  separator = {_lua(plan.separator)},",
         f"  min_host_mib = {SharingPolicy().min_host_mib},",
     ]
+    if plan.unknown_share:
+        lines.append(f"  unknown_share = {plan.unknown_share}, -- of a GPU, for jobs of unknown activity")
     if plan.max_cpus:
         lines.append(f"  max_cpus = {plan.max_cpus},")
     if plan.default_partition:
@@ -115,6 +116,11 @@ def lua_table(plan: SitePlan) -> str:
     return "\n".join([*lines, "  },", *_lua_instances(plan), "}", ""])
 
 
+def limit_for(plan: SitePlan) -> Tuple[float, str]:
+    """The max_slowdown of a new site, and what its shares do."""
+    return _LIMITS[0 if plan.level else 1 if plan.idle_first else 2]
+
+
 def toml_file(plan: SitePlan, current: str = "") -> str:
     """gpumem.toml: the site's configuration of gpusbatch and gpumem; all that the site has in it stays.
 
@@ -126,7 +132,8 @@ def toml_file(plan: SitePlan, current: str = "") -> str:
     if sharing is None:
         lines = [f"{key} = {value}" for key, value in ours.items()]
         lines[0] += "  # observe, opt-in or on"
-        slowdown = _SLOWDOWN.format(limit=_LIMITS[plan.placement], placement=plan.placement)
+        limit, way = limit_for(plan)
+        slowdown = _SLOWDOWN.format(limit=limit, way=way)
         new_site = [slowdown, _NODE] if not current.strip() else [""]
         tables = ["\n".join([_WRITTEN, "[sharing]", *lines, *new_site]), *tables]
     else:
@@ -172,9 +179,9 @@ def _lua_context(gpus: GpuGroup) -> List[str]:
     """What a memory line needs to know of a GPU."""
     if not gpus.context:
         return []
-    *contexts, workspace, doubt, conv, other, learned = gpus.context
+    *contexts, workspace, margin, conv, other, learned = gpus.context
     fields = [f"context = {{ {', '.join(map(str, contexts))} }}, workspace_mib = {workspace}"]
-    fields += [f"context_doubt_mib = {doubt}"] if doubt else []
+    fields += [f"context_margin_mib = {margin}"] if margin else []
     fields += [f"traced_percent = {{ {conv}, {other} }}"] if conv or other else []
     entries = [f"{name} = {{ {constant}, {rest} }}" for name, constant, rest in learned]
     return fields + ([f"learned = {{ {', '.join(entries)} }}"] if entries else [])

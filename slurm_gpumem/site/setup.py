@@ -13,7 +13,7 @@ from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
-from slurm_gpumem.site import part_files
+from slurm_gpumem.site import part_files, queue_order
 from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf, same_gres
 from slurm_gpumem.site.gres_conf import edit_gres_conf, in_device_order
 from slurm_gpumem.site.hidden_nodes import cloud_notes
@@ -22,10 +22,12 @@ from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup
 from slurm_gpumem.site.part_files import parts_among
 from slurm_gpumem.site.pending_edits import refuse_pending_edits
 from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
-from slurm_gpumem.site.render import lua_table, node_gres, toml_file
+from slurm_gpumem.site.queue_order import flow_settings, has_patience
+from slurm_gpumem.site.render import limit_for, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup_notes import (
     has_lua_plugin,
     left_out_notes,
+    level_notes,
     memory_notes,
     missing_plugin_note,
     recovery_notes,
@@ -34,12 +36,15 @@ from slurm_gpumem.site.setup_notes import (
 )
 from slurm_gpumem.site.shard_size import ShardSize, shard_notes, shard_size
 from slurm_gpumem.site.slurm_conf import (
+    LEAST_LOADED,
+    level_partitions,
     partition_memory,
     running_as_conf,
     wanted_settings,
     words_of,
 )
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.site.unknown_share import unknown_share
 from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
@@ -129,6 +134,9 @@ def propose(
         max_cpus=snapshot.policy.get("max_cpus") if snapshot else None,
         placement=_placement(options.placement, snapshot),
     )
+    plan = replace(plan, level=_is_level(plan, snapshot))
+    new_limit = None if current.get("gpumem.toml", "").strip() else limit_for(plan)[0]
+    plan = replace(plan, unknown_share=unknown_share(snapshot.tables if snapshot else {}, new_limit))
     notes = shard_notes(plan, size, snapshot.nodes if snapshot else ())
     notes += cloud_notes(snapshot) if snapshot else []
     notes += time_limit_notes(plan, snapshot.partitions) if snapshot else []
@@ -178,6 +186,13 @@ def _placement(asked: Optional[str], snapshot: Optional[Snapshot]) -> str:
             "what helps"
         )
     return asked or (SPREAD if can_spread else PACK)
+
+
+def _is_level(plan: SitePlan, snapshot: Optional[Snapshot]) -> bool:
+    """Whether idle GPUs come first on all nodes together, with what is proposed."""
+    if snapshot is None or not plan.idle_first:
+        return plan.idle_first and sum(len(expand_names(group.nodes)) for group in plan.groups) == 1
+    return not level_partitions(snapshot.config, plan, snapshot.partitions, snapshot.nodes).uneven
 
 
 def write_files(proposal: Proposal, folder: Path) -> None:
@@ -266,10 +281,22 @@ def _slurm_conf(
     partitions = snapshot.partitions if snapshot else ()
     memory = partition_memory(running, settings, plan, partitions, known)
     notes += memory_notes(memory, set(gres), known)
+    level = level_partitions(running, plan, partitions, known).wanted if plan.idle_first else ()
+    notes += level_notes(level)
+    wanted: Dict[str, Dict[str, object]] = {name: dict(values) for name, values in memory.items()}
+    for name in level:
+        wanted.setdefault(name, {}).update(LEAST_LOADED)
+    if snapshot:
+        flow = flow_settings(running)
+        # It counts for the whole cluster, so it is in the diff only where all of it is shared.
+        if flow and set(gres).issuperset(node["NodeName"] for node in known):
+            settings.update(flow)
+        elif not has_patience(running):
+            notes.append(queue_order.NOTE)
     if snapshot and "slurm.conf" not in current:
         notes.append("slurm.conf cannot be read here: the diff is against what the controller says")
         now = {node["NodeName"]: node.get("Gres", "") for node in known if node["NodeName"] in gres}
-        current["slurm.conf"] = running_as_conf(running, list(settings), now, list(memory))
+        current["slurm.conf"] = running_as_conf(running, list(settings), now, list(wanted))
     if "slurm.conf" in current:
         texts: Mapping[str, str] = current
     else:
@@ -282,7 +309,7 @@ def _slurm_conf(
     where = snapshot.where if snapshot else Where()
     if snapshot:
         notes += restart_notes(running, settings)
-    return edit_slurm_conf(texts, Change(settings, gres, memory), where)
+    return edit_slurm_conf(texts, Change(settings, gres, wanted), where)
 
 
 def _wanted_gres(plan: SitePlan) -> Dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN
 from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.queue_order import WORD
 from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, RECOVERY_HOOK, Memory, value_of, without_time_limit
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import Record
@@ -42,6 +43,16 @@ def time_limit_notes(plan: SitePlan, partitions: Sequence[Mapping[str, str]]) ->
     endless = without_time_limit(part for part in partitions if part["PartitionName"] in shared)
     where = f"partition {', '.join(endless)}"
     return [f"{where} has no time limit: {DEFAULT_TIME} (gpumem docs placement)"] if endless else []
+
+
+def level_notes(partitions: Sequence[str]) -> List[str]:
+    """What LLN does to jobs on several nodes."""
+    return [
+        f"partition {name}: LLN=YES gives a job the node with the most idle CPUs, so that none shares a GPU "
+        "while another is idle. Leave it out where jobs need several whole nodes, and lower max_slowdown to "
+        "1.5 (gpumem docs placement)"
+        for name in partitions
+    ]
 
 
 def chained_hooks(running: Mapping[str, str]) -> Dict[str, str]:
@@ -103,6 +114,11 @@ def restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> Li
     if changed:
         notes.append(
             f"{' and '.join(changed)}: slurmctld and every slurmd must be restarted, not only reconfigured"
+        )
+    if "PriorityType" in settings:
+        notes.append(
+            f"PriorityType: slurmctld must be restarted. Jobs keep their order, by age; {WORD} lets smaller "
+            "ones go around one that waits for less than an hour (gpumem docs placement)"
         )
     if "SelectType" in settings:
         before = value_of(running, "SelectType") or "(unset)"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.site.plan import SPREAD, SPREAD_WORD, SitePlan
 from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.node_names import expand_names
 
 PROLOG_TIMEOUT_S = 60
 Memory = Dict[str, int]
 """Default memory of a partition's jobs: DefMemPerCPU and perhaps DefMemPerGPU, in MiB."""
+LEAST_LOADED = {"LLN": "YES"}
+"""On a partition: a job goes to the node with the most idle CPUs; without it nodes fill up in order."""
 DEFAULT_TIME = "DefaultTime=4:00:00, or what is usual there, on the partition; users may name their own"
 RECOVERY_HOOK = "epilog_slurmctld.sh"
 
@@ -141,6 +144,35 @@ def partition_memory(
         if per_gpu and not any(limits) and not any(map(_has_memory_per_gpu, (running, partition))):
             found[name]["DefMemPerGPU"] = per_gpu
     return found
+
+
+class Level(NamedTuple):
+    """Partitions with several nodes, by what keeps their shares from meeting while a node is idle."""
+
+    wanted: Tuple[str, ...]
+    """Need LLN=YES: all of their nodes have shared GPUs."""
+    uneven: Tuple[str, ...]
+    """Fill their nodes in order: other nodes are among them, which LLN would concern, too."""
+
+
+def level_partitions(
+    running: Mapping[str, str],
+    plan: SitePlan,
+    partitions: Sequence[Mapping[str, str]],
+    nodes: Sequence[Mapping[str, str]],
+) -> Level:
+    """The partitions with shared GPUs that do not take the least loaded node yet."""
+    if "CR_LLN" in (word.upper() for word in words_of(running, "SelectTypeParameters")):
+        return Level((), ())
+    shared = {name for group in plan.groups for name in expand_names(group.nodes)}
+    wanted: List[str] = []
+    uneven: List[str] = []
+    for partition in partitions:
+        name = partition["PartitionName"]
+        inside = {node["NodeName"] for node in nodes if name in node.get("Partitions", "").split(",")}
+        if len(inside) > 1 and inside & shared and partition.get("LLN") == "NO":
+            (wanted if inside <= shared else uneven).append(name)
+    return Level(tuple(wanted), tuple(uneven))
 
 
 def node_gpus(node: Mapping[str, str]) -> int:

@@ -82,10 +82,6 @@ class Snapshot:
     """What the nodes answered (--nodes)."""
     silent: Tuple[Silent, ...] = ()
     """Nodes that gave no answer."""
-    harmed: Tuple[Silent, ...] = ()
-    """Nodes that do not take jobs any more since a job asked them."""
-    withheld: Tuple[Tuple[str, ...], str] = ((), "")
-    """Nodes that were to be asked by a job and were not, and the check that is critical here."""
     heartbeat: Optional[Heartbeat] = None
     """What is known of EpilogSlurmctld's last run; None where it is not ours, or not to be seen here."""
 

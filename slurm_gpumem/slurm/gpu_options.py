@@ -12,6 +12,7 @@ from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.slurm.gres import GPU_GRES, parse_gpus, parse_gres
 from slurm_gpumem.slurm.options import Option
 from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.units import ceil_div
 
 REPLACED = frozenset(
     {
@@ -140,6 +141,14 @@ def nodes_of(wishes: Wishes) -> int:
     return max(1, int(number[0])) if number else 1
 
 
+def tasks_on_node(wishes: Wishes) -> int:
+    """How many tasks a step has on each node, at most, that says nothing else."""
+    tasks, on_node = wishes.get("ntasks") or "", wishes.get("ntasks-per-node") or ""
+    if tasks.isdigit():
+        return max(1, ceil_div(int(tasks), nodes_of(wishes)))
+    return max(1, int(on_node)) if on_node.isdigit() else 1
+
+
 def tasks_of(wishes: Wishes) -> int:
     """How many tasks a step has that says nothing else."""
     tasks, on_node = wishes.get("ntasks") or "", wishes.get("ntasks-per-node") or ""
@@ -150,9 +159,9 @@ def tasks_of(wishes: Wishes) -> int:
 
 def _in_all(wishes: Wishes, count: int, origin: str) -> int:
     """GPUs of all nodes or tasks, of what an option says of one."""
-    times = {"--gres": "nodes", "--gpus-per-node": "nodes", "--gpus-per-task": "ntasks"}.get(origin, "")
-    number = re.match(r"[0-9]+", wishes.get(times) or "") if times else None
-    return count * max(1, int(number[0])) if number else count
+    if origin in ("--gres", "--gpus-per-node"):
+        return count * nodes_of(wishes)
+    return count * tasks_of(wishes) if origin == "--gpus-per-task" else count
 
 
 def _why_whole(
@@ -162,19 +171,20 @@ def _why_whole(
         return "--exclusive takes whole nodes"
     if wishes.any_of("tres-per-task"):
         return "--tres-per-task asks for its GPUs"
-    nodes = re.match(r"[0-9]+", wishes.get("nodes") or "")
-    if nodes_of(wishes) > 1:
-        return f"it runs on {nodes_of(wishes)} nodes"
-    tasks = wishes.get("ntasks") or "1"
+    nodes, tasks = nodes_of(wishes), tasks_on_node(wishes)
+    each = f" on each of {nodes} nodes" if nodes > 1 else ""
     for count, origin in counts:
-        if origin == "--gpus-per-task" and tasks.isdigit():
-            count *= int(tasks)
+        if nodes > 1 and origin == "--gpus":
+            return f"--gpus counts the GPUs of its {nodes} nodes together (--gres=gpu:1 would share)"
+        count *= tasks if origin == "--gpus-per-task" else 1
         if count > 1:
-            return f"it asks for {count} GPUs ({origin})"
+            return f"it asks for {count} GPUs{each} ({origin})"
     if len(counts) > 1 and len({origin for _, origin in counts}) < len(counts):
         return "it asks for several kinds of GPUs"
-    if not nodes and tasks.isdigit() and int(tasks) > 1:
+    if tasks > 1 and not wishes.get("nodes") and wishes.get("ntasks"):
         return f"its {tasks} tasks may run on several nodes (-N 1 would share)"
+    if tasks > 1 and nodes > 1:
+        return f"it runs {tasks} tasks on one GPU{each} (--ntasks-per-node=1 would share)"
     if script is not None and "srun" in script.text() and re.search(_INNER_SRUN, script.text()):
         # Such a step is refused in an allocation that has shards only.
         return f"an srun in {script.name} asks for a GPU itself"

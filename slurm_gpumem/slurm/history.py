@@ -122,7 +122,7 @@ def parse_history(lines: Iterable[str], where: str) -> History:
         if step:
             _add_usage(used, name, row)
             continue
-        gpus, gpu_type = _gpus(row["AllocTRES"])
+        gpus, gpu_type = _gpus(row["AllocTRES"], row.get("NodeList", ""))
         if not gpus:
             continue
         found = _job(name, row, gpus, gpu_type, latest)
@@ -172,13 +172,14 @@ def _job(
     )
 
 
-def _gpus(tres: str) -> Tuple[int, Optional[str]]:
-    """Number and type of GPUs; a job with shards or mps units has one."""
+def _gpus(tres: str, nodes: str) -> Tuple[int, Optional[str]]:
+    """Number and type of GPUs; a job with shards or mps units has one on each node."""
     entries = parse_gres(",".join(part for part in tres.split(",") if part.startswith("gres/")))
     total = sum(count for name, kind, count in entries if name == "gpu" and kind is None)
     typed = [(kind, count) for name, kind, count in entries if name == "gpu" and kind]
     shared = any(name in ("shard", "mps") and count for name, _, count in entries)
-    return total or sum(count for _, count in typed) or int(shared), typed[0][0] if typed else None
+    on_nodes = max(1, len(_nodes(nodes))) if shared else 0
+    return total or sum(count for _, count in typed) or on_nodes, typed[0][0] if typed else None
 
 
 def _add_usage(used: Dict[str, Tuple[float, float]], name: str, row: Mapping[str, str]) -> None:

@@ -61,11 +61,14 @@ class JobLimits:
         return _first_of_each(levels)
 
 
-def exceeded(limits: Sequence[TresLimit], gres: str, gpu_type: Optional[str], count: int) -> Optional[str]:
-    """The limit that so much would exceed, in words; None where none does."""
+def exceeded(
+    limits: Sequence[TresLimit], gres: str, gpu_type: Optional[str], count: int, nodes: int = 1
+) -> Optional[str]:
+    """The limit that so much on each of its nodes would exceed, in words; None where none does."""
     names = (f"gres/{gres}", f"gres/{gres}:{gpu_type}" if gpu_type else "")
     for limit in limits:
-        if limit.tres in names and count > limit.most:
+        times = 1 if limit.where.startswith(_NODE) else nodes
+        if limit.tres in names and count * times > limit.most:
             return f"{limit.where} is {limit.tres}={limit.most}"
     return None
 

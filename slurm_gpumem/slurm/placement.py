@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import List, NamedTuple
 
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.gres import GPU_GRES, parse_gres
+from slurm_gpumem.slurm.node_names import expand_names
 
 # [0-9], not \d: numbers of Slurm are ASCII.
 _PER_NODE = re.compile(r"Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
@@ -30,9 +32,19 @@ def placements(job_text: str) -> List[Placement]:
     for nodes, gres in _PER_NODE.findall(job_text):
         for item, where in _PLACED.findall(gres):
             for name, _, count in parse_gres(item):
-                if name in GPU_GRES:
-                    found += [Placement(nodes, gpu, name, units) for gpu, units in _on_gpus(where, count)]
+                on_each = _on_gpus(where, count) if name in GPU_GRES else []
+                found += [
+                    Placement(node, gpu, name, units) for node in _names(nodes) for gpu, units in on_each
+                ]
     return found
+
+
+def _names(nodes: str) -> List[str]:
+    """Nodes on which a job has the same are written as one: "n[1-2]"."""
+    try:
+        return expand_names(nodes)
+    except UsageError:
+        return [nodes]
 
 
 def _on_gpus(where: str, count: int) -> List[tuple[int, int]]:

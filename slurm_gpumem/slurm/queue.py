@@ -28,15 +28,12 @@ _SAMPLED_COLUMNS = (
 )
 _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
-    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("JobID", 16),
-    ("UserName", 64), ("Account", 128), ("QOS", 128),
+    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("UserID", 16), ("JobID", 16),
+    ("UserName", 64), ("Account", 128), ("QOS", 128), ("NumNodes", 8),
     ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
 )  # fmt: skip
 _JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
-_QUEUE_COLUMNS = (
-    ("Partition", 64), ("JobArrayID", 32), ("State", 16), ("tres-per-node", 128), ("tres-per-job", 64),
-)  # fmt: skip
-_QUEUE_FORMAT = ",".join(f"{name}:{width}" for name, width in _QUEUE_COLUMNS)
+_PARTITION_WIDTH = 64
 _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
 
 
@@ -90,7 +87,6 @@ class Job(NamedTuple):
     """How its last run ended, as "1:0": exit code and signal."""
     het: bool
     priority: int
-    nice: int
     uid: int
     partitions: Tuple[str, ...]
     request: str
@@ -101,6 +97,7 @@ class Job(NamedTuple):
     user: str = ""
     account: str = ""
     qos: str = ""
+    nodes: int = 1
 
     @property
     def ended(self) -> bool:
@@ -124,9 +121,6 @@ class QueuedJob(NamedTuple):
     partition: str
     """Several, with commas between them, where the job may run in each."""
     tres: str
-    name: str = ""
-    """As scontrol takes it; of tasks of an array that wait together, with their numbers in brackets."""
-    waits: bool = False
 
 
 class EndedJob(NamedTuple):
@@ -176,9 +170,9 @@ def _is_among(name: str, shown: str) -> bool:
         return True
 
 
-def stdout_of(client: SlurmClient, name: str, *, timeout_s: float = TIMEOUT_S) -> Optional[str]:
+def stdout_of(client: SlurmClient, name: str) -> Optional[str]:
     """Where its standard output goes; None when Slurm does not say. Only for the job's own user."""
-    text = client.run(["scontrol", "show", "job", name], timeout_s=timeout_s)
+    text = client.run(["scontrol", "show", "job", name], timeout_s=TIMEOUT_S)
     # The last: what a user wrote into a comment stands before it.
     return next(reversed(_STDOUT.findall(text)), None)
 
@@ -195,19 +189,10 @@ def with_comment(client: SlurmClient, state: str, mark: str) -> List[str]:
 
 def queued(client: SlurmClient) -> Tuple[QueuedJob, ...]:
     """What all pending and running jobs ask for."""
-    argv = ["squeue", "-a", "-h", "-t", "PENDING,RUNNING,SUSPENDED", "-O", _QUEUE_FORMAT]
+    columns = f"Partition:{_PARTITION_WIDTH},tres-per-node:128,tres-per-job:64"
+    argv = ["squeue", "-a", "-h", "-t", "PENDING,RUNNING,SUSPENDED", "-O", columns]
     rows = (line for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines() if line.strip())
-    partition, name, state = (width for _, width in _QUEUE_COLUMNS[:3])
-    named, stated = partition + name, partition + name + state
-    return tuple(
-        QueuedJob(
-            line[:partition].strip(),
-            line[stated:].strip(),
-            line[partition:named].strip(),
-            line[named:stated].strip() == "PENDING",
-        )
-        for line in rows
-    )
+    return tuple(QueuedJob(line[:_PARTITION_WIDTH].strip(), line[_PARTITION_WIDTH:].strip()) for line in rows)
 
 
 def newest_end(client: SlurmClient) -> Optional[EndedJob]:
@@ -276,7 +261,6 @@ def parse_job(line: str) -> Optional[Job]:
         status=_status(cells["exit_code"]),
         het=cells["HetJobID"] not in ("", "N/A", "0"),
         priority=_number(cells["PriorityLong"]),
-        nice=_number(cells["Nice"]),
         uid=int(cells["UserID"]),
         partitions=tuple(cells["Partition"].split(",")),
         request=cells["tres-per-node"],
@@ -285,6 +269,7 @@ def parse_job(line: str) -> Optional[Job]:
         user=cells["UserName"],
         account=cells["Account"],
         qos=cells["QOS"],
+        nodes=max(1, _number(cells["NumNodes"])),
     )
 
 

@@ -75,7 +75,7 @@ def _parse(line: str) -> Optional[RunningJob]:
         name=cells["Name"],
         nodes=_nodes(cells["NodeList"]),
         shares=shares(request),
-        left_s=_seconds(cells["TimeLeft"]),
+        left_s=seconds_of(cells["TimeLeft"]),
     )
 
 
@@ -86,7 +86,8 @@ def _nodes(text: str) -> Tuple[str, ...]:
         return ()  # cut at the column's end: a job on hundreds of nodes shares no GPU
 
 
-def _seconds(text: str) -> Optional[float]:
+def seconds_of(text: str) -> Optional[float]:
+    """A time as Slurm prints it, [D-][H:]M:S; None for other words."""
     match = _LEFT.fullmatch(text)
     if match is None:
         return None

@@ -60,6 +60,12 @@ class Plan(NamedTuple):
         return self.request.reason if self.request else self.kept_because
 
     @property
+    def unfinished(self) -> str:
+        """How much of the script the trace saw that decides, where it did not come to its end; "" else."""
+        estimate = self.largest.estimate if self.largest else None
+        return self.workload.unfinished if estimate and estimate.margin.group == "trace" else ""
+
+    @property
     def model_name(self) -> str:
         """The model's name: its file's, else the summary's own; empty where there is no model."""
         path, summary = self.asked.settings.model or "", self.workload.summary
@@ -156,7 +162,7 @@ def _with_remarks(plan: Plan) -> Plan:
         *workload.notes,
     ]
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
-        found.append(preallocation_remark(asked, workload.summary, largest.model, plan.reserved_mib))
+        found.append(preallocation_remark(asked, largest.model, plan.reserved_mib))
         found.append(server_remarks(asked, largest.model, plan.reserved_mib))
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
 
@@ -207,15 +213,18 @@ def choose_request(asked: Submission, workload: Workload, candidates: CandidateG
     if asked.gpus.shared_gres:
         return plan._replace(kept_because=f"its own --gres={asked.gpus.shared_gres} stays")
     unseen = estimate.margin.custom_forward if estimate else None
-    reason = _why_whole(asked, candidates)
-    if reason and workload.job is not None and workload.job.gpus > 1:
+    reason = _why_whole(asked, workload, candidates)
+    several = workload.job is not None and workload.job.gpus > 1
+    if several and (reason or not fits_somewhere(candidates.kinds, needs.needs)):
         from slurm_gpumem.submission.several_gpus import verdict
 
         holds, more = verdict(asked, workload, candidates, needs)
-        reason = f"{reason}; {holds}" if holds else reason
+        reason = "; ".join(filter(None, (reason, holds))) or "no GPU in reach holds the whole model"
         plan = plan._replace(warnings=(*plan.warnings, *more))
     if reason is None and unseen:
         reason = _because_of_custom_forward(asked, unseen)
+    if reason is None and plan.unfinished:
+        reason = _because_unfinished(asked, plan.unfinished)
     if reason is None and not fits_somewhere(candidates.kinds, needs.needs):
         from slurm_gpumem.submission.does_not_fit import does_not_fit
 
@@ -254,6 +263,8 @@ def choose_request(asked: Submission, workload: Workload, candidates: CandidateG
         )
     else:
         request = share_gpu(candidates.kinds, needs.needs, policy, gpu_type=candidates.gpu_type)
+        if asked.nodes > 1:
+            request = request._replace(reason=f"{request.reason}, on each of {asked.nodes} nodes")
     return plan._replace(request=request, host=_host(plan, candidates, request))
 
 
@@ -331,10 +342,12 @@ def _divided(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Tuple[Tuple[Gpu
     return tuple(kind for kind, _ in pairs), tuple(need for _, need in pairs)
 
 
-def _why_whole(asked: Submission, candidates: CandidateGpus) -> Optional[str]:
+def _why_whole(asked: Submission, workload: Workload, candidates: CandidateGpus) -> Optional[str]:
     """Why the job is to have whole GPUs, as it asked or its partition gives them; None when it may share."""
     if asked.gpus.keep_whole:
         return asked.gpus.keep_whole
+    if asked.nodes > 1 and workload.line:
+        return f"its memory line is of one process, and it runs on {asked.nodes} nodes (model= or mem= share)"
     if candidates.whole_nodes:
         return f"partition {candidates.whole_nodes} gives whole nodes"
     return f"as {asked.settings.spelled('exclusive-gpu')} asks" if asked.settings.exclusive_gpu else None
@@ -350,11 +363,23 @@ def _because_of_custom_forward(asked: Submission, unseen: CustomForward) -> Opti
             f"({memory}), or take a whole GPU ({alone}). Nothing was submitted."
         )
     if rule == "whole-gpu" and not unseen.no_shapes:
-        if unseen.no_torch:
-            return "it is no PyTorch model (text.unknown)"
         return f"{unseen.classes[0]}.forward cannot be seen in a text (text.unknown)"
     # No width is enough for a guess: such a text says as little as none.
     return "the text shows no shapes" if unseen.no_shapes else None
+
+
+def _because_unfinished(asked: Submission, seen: str) -> Optional[str]:
+    """Why a job whose trace did not see its end gets a whole GPU; None where it gets a margin."""
+    rule = asked.config.trace.unfinished
+    if rule == "ask":
+        words = ("trace-limit", "mem", "exclusive-gpu")
+        limit, memory, alone = (asked.settings.spelled(name) for name in words)
+        raise UsageError(
+            f"the trace did not come to the script's end: seen were {seen}. This site does not guess here "
+            f"(trace.unfinished): allow more ({limit} 600), say what it needs ({memory}), or take a whole "
+            f"GPU ({alone}). Nothing was submitted."
+        )
+    return f"the trace saw {seen} (trace.unfinished)" if rule == "whole-gpu" else None
 
 
 def _why_undivided(candidates: CandidateGpus, policy: SharingPolicy) -> Optional[str]:

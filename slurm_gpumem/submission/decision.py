@@ -50,6 +50,8 @@ class Decision:
     """... in proportion to it; `cpus` is less where earlier runs used less."""
     host_memory_mib: Optional[int] = None
     """Host memory in proportion, likewise."""
+    unfinished: str = ""
+    """How much a trace saw that did not come to the script's end; "" where that does not decide."""
     estimate: Optional[Estimate] = None
     """The whole estimate, on the GPU in reach where the job needs most."""
     warnings: Tuple[str, ...] = ()
@@ -81,6 +83,7 @@ def decision_of(plan: Plan, planned: PlannedCall) -> Decision:
         cpus=plan.host.cpus or None,
         cpus_by_share=plan.host.cpus_by_share or None,
         host_memory_mib=plan.host.memory_mib or None,
+        unfinished=plan.unfinished,
         estimate=estimate,
         warnings=(*plan.asked.warnings, *plan.warnings),
         notes=planned.notes,

@@ -7,10 +7,12 @@ from typing import NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.formats.remembered import CpuRun
-from slurm_gpumem.slurm.gpu_options import Wishes
+from slurm_gpumem.slurm.gpu_options import Wishes, nodes_of
 from slurm_gpumem.submission.request import GpuKind, GpuRequest
 
-_CPU_OPTIONS = ("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus")
+_CPU_OPTIONS = ("cpus-per-task", "mincpus")
+_TASK_OPTIONS = ("ntasks", "ntasks-per-node")
+"""On one node they say how many CPUs; on several, where a share has one task, how many ranks."""
 _MARGIN = 1.25
 """On what earlier runs used. A choice, not a measurement: cores too few make a job wait for its input."""
 _ALL_USED = 0.85
@@ -31,7 +33,7 @@ class HostShare(NamedTuple):
 
 def names_cpus(options: Wishes) -> bool:
     """Whether the job's own options say how many CPUs it gets."""
-    return options.any_of(*_CPU_OPTIONS)
+    return options.any_of(*_CPU_OPTIONS, *(_TASK_OPTIONS if nodes_of(options) == 1 else ()))
 
 
 def host_share(

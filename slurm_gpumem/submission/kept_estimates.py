@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.data import FOLDERS, package_folder
-from slurm_gpumem.estimators.registry import FROM_RUNS
+from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.types import Base, CustomForward, Estimate, Gpu, Margin, TrainingJob, Utilization
 from slurm_gpumem.xdg import cache_path
 
@@ -29,27 +29,42 @@ _KEPT = 500
 """Estimates of one user; the oldest go first."""
 
 
-def estimate_once(
+def memory_once(
     name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]
 ) -> Estimate:
-    """The estimate with the job's utilization: the kept one, else a new one, which is kept.
-
-    What was measured of earlier runs is never kept: the next run changes it.
-    """
-    keeps = bool(summary.digest) and name not in FROM_RUNS
-    path = _path(name, summary, job, gpu, coverage) if keeps else None
+    """The estimate: the kept one, else a new one, which is kept; its utilization may not be predicted yet."""
+    path = _path(name, summary, job, gpu, coverage)
     found = _kept(path, job) if path else None
     if found is not None:
         return found
-    from slurm_gpumem.utilization.predict import estimate_with_utilization
-
-    made = estimate_with_utilization(name, summary, job, gpu, coverage)
+    made = registry.run(name, summary, job, gpu, coverage)
     if path:
         _keep(path, made)
     return made
 
 
-def _path(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]) -> str:
+def estimate_once(
+    name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]
+) -> Estimate:
+    """The same with the job's utilization."""
+    found = memory_once(name, summary, job, gpu, coverage)
+    if found.utilization is not None or found.no_utilization:
+        return found
+    from slurm_gpumem.utilization.predict import with_utilization
+
+    made = with_utilization(found, gpu, summary)
+    path = _path(name, summary, job, gpu, coverage)
+    if path:
+        _keep(path, made)
+    return made
+
+
+def _path(
+    name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]
+) -> Optional[str]:
+    """Where it is kept; None for what was measured of earlier runs: the next run changes it."""
+    if not summary.digest or name in registry.FROM_RUNS:
+        return None
     from hashlib import blake2b
 
     parts = (SCHEMA, name, summary.digest, summary.name, job, gpu, coverage, *_rests_on())

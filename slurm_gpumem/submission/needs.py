@@ -201,7 +201,8 @@ def _estimates(
     from slurm_gpumem.accounting.notice import note_new_runs
 
     note_new_runs()
-    least = remembered.ENOUGH_RUNS if name == "auto" else 1
+    # What a trace did not come to, the first run has shown.
+    least = remembered.ENOUGH_RUNS if name == "auto" and not workload.unfinished else 1
     found: List[Estimate] = []
     for gpu in gpus:
         peaks = remembered.recall(summary, job, gpu)

@@ -15,7 +15,9 @@ from slurm_gpumem.submission.host import names_cpus
 
 if TYPE_CHECKING:
     # A job that goes unchanged needs none of what decides.
+    from slurm_gpumem.submission.activity import Activity
     from slurm_gpumem.submission.decide import Plan
+    from slurm_gpumem.submission.request import GpuRequest
     from slurm_gpumem.submission.submission import RawInput
 
 _NAME_BYTES = 40
@@ -138,9 +140,17 @@ def _request(plan: Plan) -> CommentRecord:
         sm_by="remembered" if used and used.source == "remembered" else "",
         slow=f"{activity.limit:g}" if activity else "",
         on_oom="requeue" if requeue else "fail",
-        tell="end" if settings.end_line else "",
         mode="observe" if plan.asked.observed else "",
+        said=_said(activity, request),
     )
+
+
+def _said(activity: Optional[Activity], request: Optional[GpuRequest]) -> str:
+    """How much longer it takes beside others, as its owner is told: for `gpumem report`."""
+    if activity is None or request is None or not request.per_gpu:
+        return ""
+    worst = activity.worst(request.units / request.per_gpu)
+    return "" if worst is None else f"{activity.usual(worst):.2f}+{activity.at_most(worst):.2f}"
 
 
 def _described(record: CommentRecord, plan: Plan) -> CommentRecord:

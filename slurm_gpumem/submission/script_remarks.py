@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
+from slurm_gpumem.config.node import site_limits_jobs
 from slurm_gpumem.submission.job_variables import VARIABLES
 from slurm_gpumem.submission.submission import Submission, Workload
 
@@ -103,7 +104,7 @@ def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[
                 text = file.read(_SOURCE_CAP).decode("utf-8", "replace")
         except OSError:
             continue  # not here, or not ours to read: the job may find it where it runs
-        if convolutions and re.search(_BENCHMARK, text):
+        if convolutions and re.search(_BENCHMARK, text) and not site_limits_jobs():
             found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
                 "text cannot show; gpusbatch --trace counts them"
@@ -129,13 +130,10 @@ def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[
     return tuple(found)
 
 
-def preallocation_remark(
-    asked: Submission, summary: Optional[ModelSummary], model: GpuModel, share_mib: int
-) -> Optional[str]:
+def preallocation_remark(asked: Submission, model: GpuModel, share_mib: int) -> Optional[str]:
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
     lines = [line for _, line in commands(asked)]
-    by_framework = summary is not None and summary.shows.preallocates
-    if not (by_framework or any(re.search(_PREALLOCATES, line) for line in lines)):
+    if not any(re.search(_PREALLOCATES, line) for line in lines):
         return None
     asks = [float(match[1]) for line in lines for match in re.finditer(_FRACTION, line)]
     if not asks and any(name in line for line in lines for name in _SETTLED):

@@ -236,14 +236,9 @@ class JobSettings:
         """Whether the job wants a GPU to itself."""
         return self._switch("exclusive-gpu") or False
 
-    @property
-    def end_line(self) -> bool:
-        """Whether the job wants one line on what it used, at the end of its output."""
-        return self._switch("end-line") or False
-
     def check(self) -> None:
         """Read what is otherwise read late, so that a wrong value is an error before Slurm is asked."""
-        _ = (self.on_oom, self.max_slowdown, self.coverage, self.exclusive_gpu, self.end_line)
+        _ = (self.on_oom, self.max_slowdown, self.coverage, self.exclusive_gpu)
 
     def text(self, key: str) -> Optional[str]:
         """A value as it was given."""

@@ -11,7 +11,7 @@ from slurm_gpumem.submission.request import GpuKind, fits_somewhere, largest_kin
 from slurm_gpumem.submission.submission import Submission, Workload
 from slurm_gpumem.units import format_mib
 
-_NO_PARTS = "parts of several GPUs cannot be asked for, because Slurm takes a job's shards from one"
+_NO_PARTS = "parts of several GPUs cannot be asked for, because Slurm takes a job's shards on a node from one"
 
 
 def verdict(

@@ -9,7 +9,7 @@ from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directives, read_directives
-from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, input_variables, merge_wishes
+from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, input_variables, merge_wishes, nodes_of
 from slurm_gpumem.slurm.options import CommandLine, OptionSpec, sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH
 from slurm_gpumem.slurm.script import BatchScript, check_script
@@ -69,6 +69,11 @@ class Submission(NamedTuple):
         return self.raw.script
 
     @property
+    def nodes(self) -> int:
+        """How many nodes it asks for; on each it has one share, or its own GPUs."""
+        return nodes_of(self.options)
+
+    @property
     def command(self) -> Tuple[str, ...]:
         """What srun is to run; empty for a batch job and for salloc without one."""
         line = self.raw.line
@@ -98,6 +103,11 @@ class Workload(NamedTuple):
 
     run_key: str = ""
     """The key of a script whose memory was given by hand: what its runs are remembered by."""
+
+    @property
+    def unfinished(self) -> str:
+        """How much a trace saw that did not come to its script's end; "" where it did, or there is none."""
+        return self.summary.trace.unfinished if self.summary and self.summary.trace else ""
 
     @property
     def fingerprint(self) -> Optional[str]:
@@ -188,7 +198,7 @@ def read_workload(asked: Submission) -> Workload:
         settings.stated_training(),
         presets=settings.presets(),
         input=settings.text("input"),
-        gpus=max(asked.gpus.total, 1),
+        gpus=max(asked.gpus.total, asked.nodes),
     )
     return Workload(resolved.summary, resolved.job, notes=resolved.notes)
 

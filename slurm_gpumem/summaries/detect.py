@@ -69,7 +69,7 @@ def _has_layers(summary: ModelSummary) -> bool:
 def _parse_headless(lines: List[str]) -> Optional[ModelSummary]:
     """Read a table whose beginning is cut off, from the first line that looks like a row."""
     for number, line in enumerate(lines):
-        if ("[" in line or "─" in line or "│" in line) and looks_like_row(line):
+        if ("[" in line or "─" in line) and looks_like_row(line):
             stop, closed = find_stop(lines, number, len(lines))
             summary = _parse_table(lines, Table("", number, stop, len(lines), closed))
             if summary is None:

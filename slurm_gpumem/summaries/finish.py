@@ -12,9 +12,7 @@ from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.rows import Row, freeze
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 
-_TOTAL = re.compile(
-    r"[^\w]*(Total|Trainable|Non-trainable|Optimizer) params(?: \((?:Units\.)?(\w+)\))?: *([0-9,._']+)"
-)
+_TOTAL = re.compile(r"[^\w]*(Total|Trainable|Non-trainable) params(?: \((?:Units\.)?(\w+)\))?: *([0-9,._']+)")
 # Twice the outputs of every layer with parameters, also of those that the table's depth hides.
 _OUTPUTS = re.compile(r"[^\w]*Forward/backward pass size \(MB\): *([0-9,]+(?:\.[0-9]+)?)")
 _INPUTS = re.compile(r"[^\w]*Input size \(MB\): *([0-9,]+(?:\.[0-9]+)?)")
@@ -60,9 +58,6 @@ def read_totals(lines: Sequence[str]) -> Totals:
     total, trainable = found.get("Total"), found.get("Trainable")
     if total is None and trainable is not None and "Non-trainable" in found:
         total = trainable + found["Non-trainable"]
-    elif total is not None:
-        # Keras 3 adds the optimizer's variables of a compiled model.
-        total = max(0, total - found.get("Optimizer", 0))
     return Totals(total, trainable, None if outputs is None else round(outputs / 2), inputs)
 
 

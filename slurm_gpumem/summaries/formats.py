@@ -21,7 +21,6 @@ DOCUMENT, TABLE, TREE = "document", "table", "tree"
 
 # Patterns stay text here: compiling them all costs more than trying the few that are needed.
 _NUMBERED_ROW = r".{0,200}?\b[A-Za-z_]\w*-[0-9]+\s+\[*(?:-1|[0-9]+)(?:, |\])"
-_BOXED_ROW = r".{0,200}?│ .{0,200}\([A-Z]\w*[)…] *│ [\[(]*(?:None|[0-9])"
 _TREE_ROW = r".{0,200}?(?:[├└]─|[|+] )[A-Za-z_]\w*.{0,200}: [0-9]+-[0-9]+\s"
 
 
@@ -42,14 +41,15 @@ class Format(NamedTuple):
     titles: str = "Layer (type"
     """What a table's line of titles has in it."""
     row: str = ""
-    """Pattern of a table's row, to find a table whose titles are cut off; such a row has "[", "─" or "│"."""
+    """Pattern of a table's row, to find a table whose titles are cut off; such a row has "[" or "─"."""
 
 
 def _is_own(titles: str, lines: Sequence[str]) -> bool:
     return lines[0].startswith("{") and '"gpumem-summary/' in lines[0]
 
 
-def _is_keras(titles: str, lines: Sequence[str]) -> bool:
+def is_keras(titles: str, lines: Sequence[str]) -> bool:
+    """Whether it is a table of Keras's model.summary(), which is not read: no rule here is for its models."""
     return "┃" in titles or any("(None" in line for line in lines)
 
 
@@ -61,13 +61,12 @@ def _is_printed(titles: str, lines: Sequence[str]) -> bool:
     return any("(" in line for line in lines)
 
 
-def _any(titles: str, lines: Sequence[str]) -> bool:
-    return True
+def _is_nested(titles: str, lines: Sequence[str]) -> bool:
+    return not is_keras(titles, lines)
 
 
 FORMATS: Tuple[Format, ...] = (
     Format("gpumem", DOCUMENT, "own", _is_own),
-    Format("keras", TABLE, "keras", _is_keras, Shows(channels_last=True, preallocates=True), row=_BOXED_ROW),
     Format(
         "torchsummary",
         TABLE,
@@ -79,7 +78,7 @@ FORMATS: Tuple[Format, ...] = (
     # These show no block beside its layers, so there is no nesting to be missed.
     Format("modelsummary", TABLE, "torchsummary"),
     Format("pytorch-model-summary", TABLE, "torchsummary"),
-    Format("torchinfo", TABLE, "torchinfo", _any, Shows(total_outputs=True), row=_TREE_ROW),
+    Format("torchinfo", TABLE, "torchinfo", _is_nested, Shows(total_outputs=True), row=_TREE_ROW),
     Format("torch-summary", TABLE, "torchinfo"),
     Format("print(model)", TREE, "printed", _is_printed),
     Format("modelsummary hierarchy", TREE, "printed"),

@@ -96,6 +96,8 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
             row.append(convolutions.setdefault(site.convolution, len(convolutions)))
         elif site.reduction is not None:
             row.append(list(astuple(site.reduction)))
+        if site.stream:
+            row += [None] * (5 - len(row)) + [site.stream]
         sites.append(row)
     return {
         "job": asdict(trace.job),
@@ -105,6 +107,7 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
         "uses_matmul": trace.uses_matmul,
         "benchmark": trace.benchmark,
         **({"finished": True} if trace.finished else {}),
+        **({"unfinished": trace.unfinished} if trace.unfinished else {}),
         "remarks": trace.remarks,
         "operators": list(operators),
         "modules": list(modules),
@@ -211,6 +214,7 @@ def trace_of(content: Any) -> Trace:
         uses_matmul=content.get("uses_matmul", False) is True,
         benchmark=content.get("benchmark", False) is True,
         finished=content.get("finished", False) is True,
+        unfinished=_text(content.get("unfinished", ""), "unfinished"),
         remarks=tuple(_text(text, "remark") for text in _list(content.get("remarks", []), "remarks")),
         kernels=tuple(_kernel(row) for row in _list(content.get("kernels", []), "kernels")),
     )
@@ -219,8 +223,8 @@ def trace_of(content: Any) -> Trace:
 def _site(
     row: Any, operators: Sequence[str], modules: Sequence[str], convolutions: Sequence[Convolution]
 ) -> Site:
-    if not 4 <= len(_list(row, "site")) <= 5:
-        raise _Wrong("a site has not four or five elements")
+    if not 4 <= len(_list(row, "site")) <= 6:
+        raise _Wrong("a site has not four to six elements")
     numbers = [_whole(number, "site") for number in row[1:4]]
     extra = row[4] if len(row) > 4 else None
     return Site(
@@ -230,6 +234,7 @@ def _site(
         category=CATEGORIES[numbers[2]],
         convolution=convolutions[_whole(extra, "convolution")] if isinstance(extra, int) else None,
         reduction=_reduction(extra) if isinstance(extra, list) else None,
+        stream=_whole(row[5], "stream") if len(row) > 5 else 0,
     )
 
 

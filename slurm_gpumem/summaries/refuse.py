@@ -6,7 +6,7 @@ import re
 from typing import List, Optional
 
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.summaries.formats import FORMATS
+from slurm_gpumem.summaries.formats import FORMATS, is_keras
 
 HOW = "Make one with: print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20))"
 
@@ -43,6 +43,10 @@ def refuse(lines: List[str], origin: str) -> SummaryError:
             return SummaryError(
                 f"{origin}: line {number + 1} is an error traceback: the summary was not printed.\n{HOW}"
             )
+    if is_keras("", lines):
+        return SummaryError(
+            f"{origin}: a Keras summary: estimates are for PyTorch. Say what the job needs: --gpu-mem 12G"
+        )
     known = ", ".join(row.name for row in FORMATS if row.detect)
     return SummaryError(f"{origin}: not a model summary that we know ({known}).\n{HOW}")
 

@@ -31,9 +31,8 @@ def find_headers(lines: List[str]) -> List[int]:
 def bound_table(lines: List[str], header: int, end: int) -> Table:
     """Find the end of the rows of the table whose titles are `lines[header]`."""
     first = header + 1
-    if first + 1 < end and is_rule(lines[first + 1], "=") and not any(map(str.isdigit, lines[first])):
-        # Titles that did not fit go on in a second line (narrow Keras tables).
-        first += 1
+    if first + 1 < end and is_rule(lines[first + 1], "=") and not lines[first].strip():
+        first += 1  # a blank line between the titles and their rule
     if first < end and is_rule(lines[first], "=-"):
         first += 1
     stop, closed = find_stop(lines, first, end)

@@ -104,6 +104,8 @@ class Site:
     """Set for a cuDNN workspace."""
     reduction: Optional[Reduction] = None
     """Set for the buffer of a sum."""
+    stream: int = 0
+    """The CUDA stream it is allocated for: 0, or one of the script's own, whose memory no other uses."""
 
     @property
     def is_cublas(self) -> bool:
@@ -193,6 +195,8 @@ class Trace:
     """cuDNN tries algorithms (`torch.backends.cudnn.benchmark`)."""
     finished: bool = False
     """The script came to its end, and nothing of it was skipped: it has no more batches than these."""
+    unfinished: str = ""
+    """How much of the script was seen, in words, where its end was not: "2 of 30 epochs"."""
     remarks: Tuple[str, ...] = field(default=())
     """What was assumed: unknown operators, values that were made up."""
     kernels: Tuple[Kernel, ...] = field(default=())

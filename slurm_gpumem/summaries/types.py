@@ -32,12 +32,8 @@ class Shows(NamedTuple):
     leading_sizes: bool = True
     """The first size of every tensor. Otherwise it is replaced by -1, even where it is not the batch alone
     (batch times windows)."""
-    channels_last: bool = False
-    """Shapes of images end with the channels."""
     total_outputs: bool = False
     """The totals count the outputs of all layers with parameters, those inside hidden blocks included."""
-    preallocates: bool = False
-    """Its framework takes most of a GPU's memory at the start, whatever the model needs."""
 
 
 SHOWS_EVERYTHING = Shows()
@@ -47,7 +43,7 @@ SHOWS_EVERYTHING = Shows()
 class Layer:
     """One row of a summary, in the order the summary shows.
 
-    That is the forward order. torchinfo, Keras and print(model) show parents before their children;
+    That is the forward order. torchinfo and print(model) show parents before their children;
     torchsummary shows a container after its children.
     """
 

@@ -102,6 +102,7 @@ def site_of(block: Block, size: Optional[Polynomial], call: Optional[Call]) -> S
         category=category,
         convolution=call if isinstance(call, Convolution) else None,
         reduction=call if isinstance(call, Reduction) else None,
+        stream=block.stream,
     )
 
 

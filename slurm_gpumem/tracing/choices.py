@@ -192,6 +192,8 @@ def _any(args: Any, kwargs: Any, result: Any) -> None:
     together = share * args[0].numel() / result.numel()
     if together == 0 or (together >= 1 and result.dim() == 0):
         give(result, torch.full(result.shape, together > 0, dtype=result.dtype))
+        if 0 < share < 1:  # likely, no more: a mask of taken places may be read at free ones only
+            setattr(result, MADE_UP, True)
     else:
         _is_mask(result, together)
         if together < 1:  # of the elements that are put together at most one holds: as many as before

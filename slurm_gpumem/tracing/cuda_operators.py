@@ -15,7 +15,7 @@ from slurm_gpumem.tracing.fourier import FOURIER
 from slurm_gpumem.tracing.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
 from slurm_gpumem.tracing.reductions import SUMS
 from slurm_gpumem.tracing.solvers import SOLVERS
-from slurm_gpumem.tracing.sparse_products import SPARSE_PRODUCTS
+from slurm_gpumem.tracing.sparse_products import SPARSE_PRODUCTS, is_sparse, sparse_sum
 
 aten = torch.ops.aten
 MATMULS = {
@@ -40,6 +40,8 @@ MATMULS = {
 def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The engine sums gradients in place; under a dispatch mode it assumes that it must not."""
     first, second = args[:2]
+    if is_sparse([first]) and is_sparse([second]) and first.layout == second.layout == torch.sparse_coo:
+        return sparse_sum(first, second)
     if (
         recorder.phase == "backward"
         and not torch.is_grad_enabled()

@@ -16,6 +16,10 @@ _ATOMIC_TOKENS = 3072
 """Up to this number of tokens an embedding's gradient is summed without sorting them."""
 _TOKENS_PER_PART = 10
 _INDEX = 8
+_SMALL_SORT = 4096
+"""Up to this number of elements a row is sorted in place."""
+_SINGLE_SORT, _FEW_ROWS = 1_000_000, 128
+"""Rows from this length on are sorted one by one; shorter ones all together, twice where they are few."""
 
 
 def _oversized(shape: Tuple[int, ...], numel: int, like: Tensor) -> Tensor:
@@ -91,6 +95,29 @@ def _fold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if result.device.type != "meta" or result.numel() >= args[0].numel():
         return result
     return _oversized(tuple(result.shape), int(args[0].numel()), result)
+
+
+def _sort(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Long rows are sorted beside their results (ATen's SortStable.cu): numbers, and where each was."""
+    result, data, name = func(*args, **kwargs), args[0], func._schema.name
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
+    if data.device.type != "meta" or not data.dim() or data.shape[dim] <= _SMALL_SORT or not data.numel():
+        return result
+    recorder.note_result(result, name)
+    count, length, size = int(data.numel()), int(data.shape[dim]), data.element_size()
+    taken = (
+        [] if data.stride(dim) == 1 else [recorder.take(count * each, name) for each in (size, size, _INDEX)]
+    )
+    beside = [_INDEX]
+    if count == length or length >= _SINGLE_SORT:
+        count = length
+    elif count // length < _FEW_ROWS:
+        beside = [_INDEX, _INDEX, size]
+    taken += [recorder.take(count * each, name) for each in beside]
+    recorder.workspace(count * (size + _INDEX), name)
+    for number in reversed(taken):
+        recorder.drop(number)
+    return result
 
 
 def _embedding_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -219,6 +246,8 @@ SCRATCH: Dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _ctc_backward,
     aten._ctc_loss_backward.Tensor: _ctc_backward,
     aten.roll.default: _roll,
+    aten.sort.default: _sort,
+    aten.sort.stable: _sort,
     aten.im2col.default: copying(0, either=False, then=_unfold),
     aten.col2im.default: copying(0, either=False, then=_fold),
     aten.native_group_norm.default: _group_norm,

@@ -15,6 +15,12 @@ _INSIDE = ("_checkpoint_without_reentrant_generator", "CheckpointFunction")
 """What torch's checkpoint() looks up at each call, by whichever name the model imported it."""
 
 
+def torch_version() -> str:
+    """The version that traces; one without CUDA says so, because jobs on a GPU run another build."""
+    version = str(torch.__version__)
+    return version if torch._C._has_cuda or "+" in version else f"{version}+cpu"
+
+
 def precision_of(model: nn.Module, stated: str) -> str:
     """The precision that was asked for; "bf16" where the model's own weights mostly are."""
     if stated not in ("fp32", "tf32"):

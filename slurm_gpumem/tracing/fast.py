@@ -233,13 +233,13 @@ PLAIN = _plain_functions()
 
 
 def on_meta(args: Any) -> bool:
-    """Whether an operator's first argument is a meta tensor: only those have no values to compute."""
+    """Whether an operator's first argument is a dense meta tensor: only those have no values to compute."""
     if not args:
         return False
     first = args[0]
     if isinstance(first, (list, tuple)) and first:
         first = first[0]
-    return isinstance(first, Tensor) and first.device.type == "meta"
+    return isinstance(first, Tensor) and first.device.type == "meta" and first.layout == torch.strided
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:

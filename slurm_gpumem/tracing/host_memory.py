@@ -1,18 +1,8 @@
-"""What processes on this host hold, and how much a traced one may take."""
+"""How much of this host's memory a traced process may take."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-
-
-def resident_mib(pid: int) -> int:
-    """MiB in memory of a process; 0 where it has ended, or the system has no /proc."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def most_of_free_mib() -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.choices import choices_of
 from slurm_gpumem.tracing.guards import loop_answer, wanted
+from slurm_gpumem.tracing.sparse_products import parts_of, sparse_on_cpu, sparse_on_meta
 from slurm_gpumem.tracing.values import give, is_wrapped, made_up_numbers, value_of
 
 aten = torch.ops.aten
@@ -32,12 +33,16 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
     choices = choices_of(tensor)
     if choices is not None:
         return ((torch.arange(tensor.numel()) + choices // 2) % choices).view(tensor.shape).to(kind)
+    if parts_of(tensor):
+        return sparse_on_cpu(tensor, kind)
     made = torch.ones if kind.is_floating_point else torch.zeros
     return made(tensor.shape, dtype=kind)
 
 
 def _to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     source, device, waits = args[0], kwargs.get("device"), not kwargs.get("non_blocking")
+    if source.layout != torch.strided and (device or source.device).type == "meta":
+        return sparse_on_meta(source, kwargs.get("dtype"))
     if source.device.type != "meta" or device is None or device.type == "meta":
         result = func(*args, **kwargs)
         if source.device.type == "cpu" and result.device.type == "meta" and result.layout == torch.strided:

@@ -24,7 +24,7 @@ from slurm_gpumem.tracing.places import Places
 from slurm_gpumem.tracing.reads import READS
 from slurm_gpumem.tracing.sized import BY_NAME, SIZED, selected
 from slurm_gpumem.tracing.solvers import UNMEASURED
-from slurm_gpumem.tracing.sparse_products import parts_of
+from slurm_gpumem.tracing.sparse_products import is_sparse, parts_of
 from slurm_gpumem.tracing.unknown import assumed
 from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
 from slurm_gpumem.units import MIB
@@ -62,6 +62,8 @@ class Block:
     category: str = ""
     call: Optional[Call] = None
     """What determines the size of a library's workspace on the GPU."""
+    stream: int = 0
+    """0, or the number of the script's own stream that it is allocated for."""
 
 
 class Recorder(TorchDispatchMode):
@@ -86,7 +88,9 @@ class Recorder(TorchDispatchMode):
         self.kernels = Kernels()
         self.shares = Uneven()
         self.stream = ""
-        """The stream that is given work, where it is not the usual one."""
+        """The stream that is given work, where it is not the usual one ..."""
+        self.pool = 0
+        """... and its number, for which memory is allocated."""
         self.uses_conv = False
         self.uses_matmul = False
         self._live: Dict[int, Tuple[int, Any]] = {}
@@ -135,6 +139,15 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key = storage._cdata
         self._live[key] = (-1, weakref.ref(storage, lambda _: self._gone(key)))
+
+    def written_over(self, old: Tensor, new: Tensor) -> None:
+        """A new tensor is in the memory of an old one."""
+        number = self._live.get(old.untyped_storage()._cdata, (-1, None))[0]
+        if number >= 0:
+            self.skip(old)
+            storage = new.untyped_storage()
+            key = storage._cdata
+            self._live[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
 
     def workspace(self, nbytes: int, operator: str, call: Optional[Call] = None) -> None:
         """Note a block that exists only while an operator runs."""
@@ -199,6 +212,7 @@ class Recorder(TorchDispatchMode):
 
     def _add(self, block: Block) -> int:
         number = len(self.blocks)
+        block.stream = self.pool
         self.blocks.append(block)
         self.events.append(number)
         return number
@@ -260,7 +274,7 @@ class Recorder(TorchDispatchMode):
             follow(func, args, kwargs, result)
         track(func, args, kwargs, result, self.shares)
         self.note_result(result, name)
-        if name in MATMULS:
+        if name in MATMULS and not is_sparse(args):
             self.cublas(name)
         elif name in UNMEASURED:
             self.warnings.setdefault(UNMEASURED_SOLVERS)

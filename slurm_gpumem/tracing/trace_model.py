@@ -16,7 +16,7 @@ from slurm_gpumem.tracing.assemble import assemble
 from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.batches import maker, require_size
 from slurm_gpumem.tracing.constants import known_constants
-from slurm_gpumem.tracing.described import checkpointing_seen, precision_of
+from slurm_gpumem.tracing.described import checkpointing_seen, precision_of, torch_version
 from slurm_gpumem.tracing.guards import EndlessLoop
 from slurm_gpumem.tracing.loop import Inputs, Plan, Step, run
 from slurm_gpumem.tracing.meta_model import meta_twin, unwrapped
@@ -171,7 +171,7 @@ def _traced(asked: _Asked, guess: Guess) -> ModelSummary:
         channels_last=asked.channels_last,
         evaluate=asked.evaluate,
         loss=loss.what or "the step's own",
-        torch=str(torch.__version__),
+        torch=torch_version(),
     )
     parameters = {id(p): p for p in twin.parameters()}.values()
     return ModelSummary(

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.sparse_products import is_sparse, sparse_result
+
 _OWN = ("aten", "prim", "prims", "profiler")
 _SIGNS = ("fake impl", "meta kernel", "'meta' backend", "meta tensors", "not implemented")
 
@@ -15,6 +17,10 @@ def assumed(recorder: Any, func: Any, args: Any, error: BaseException) -> Any:
     """Tensors like the operator's first input; its error where it failed for another reason."""
     tensors = [value for value in args if isinstance(value, Tensor)]
     returns = func._schema.returns
+    if tensors and is_sparse(tensors[:1]) and len(returns) == 1 and func.namespace == "aten":
+        found = sparse_result(func, args)
+        recorder.note(found, func._schema.name)
+        return found
     without_code = any(sign in str(error).lower() for sign in _SIGNS)
     only_tensors = all(str(one.type) == "Tensor" for one in returns) and (tensors or not returns)
     if func.namespace in _OWN or not without_code or not only_tensors:

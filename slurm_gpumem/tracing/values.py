@@ -266,17 +266,18 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     number = value_of(tensor)
     where = recorder.places.now() or "the training step"
-    if number is not None:
-        if getattr(tensor, MADE_UP, False):
-            recorder.assume(f"a value that {where} compares is not known; took {number.item():.0f}")
-            if tensor.dtype == torch.bool:
-                return loop_answer(recorder, bool(number.item()))
-        return number.item()
     truth = tensor.dtype == torch.bool
-    check = wanted() if truth else None
+    guessed = number is None or getattr(tensor, MADE_UP, False)
+    check = wanted() if truth and guessed else None
     if check is not None:
         recorder.assume(f"a check of values in {where} is taken as passed")
         return check
+    if number is not None:
+        if guessed:
+            recorder.assume(f"a value that {where} compares is not known; took {number.item():.0f}")
+            if truth:
+                return loop_answer(recorder, bool(number.item()))
+        return number.item()
     made_up: Any = recorder.guess.truth if truth else 1
     if tensor.is_floating_point():
         made_up = recorder.guess.next_number()
@@ -305,5 +306,7 @@ FOLLOWED = {
     aten.scatter.value,
     aten.scatter_add.default,
     aten.roll.default,
+    aten.t.default,
+    aten.transpose.int,
 }
 """Operators that are handled elsewhere, whose values are tracked anyway."""

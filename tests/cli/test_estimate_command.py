@@ -245,3 +245,9 @@ def test_json_and_explain_say_what_was_measured_where() -> None:
     for name in ("a100", "l40s"):
         assert f", enough for about 96 % of such jobs ({name} not calibrated)" in explained[name]
     assert "--torch with the job's torch.__version__; gpumem calibrate on a100" in explained["a100"]
+    # What stated facts leave open is one line, with and without -v.
+    args = ("estimate", resnet, "--batch-size", "8", "--gpu", "a100", "--explain")
+    for said in (explained["a100"], _gpumem(*args, "-v").stdout):
+        (line,) = [line for line in said.splitlines() if "left open" in line]
+        assert line.startswith("left open: the CUDA context on a100, 522 to 1727 MiB elsewhere: 1727 taken")
+    assert "left open" not in explained["h200"]

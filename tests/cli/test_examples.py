@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 GROUND_TRUTH = ROOT / "lab" / "data" / "ground-truth"
 UNPREPARED = ROOT / "docs" / "examples" / "train.sh"
 """The one without a summary: it is traced."""
-SCRIPTS = sorted(set((ROOT / "docs" / "examples").glob("*.sh")) - {UNPREPARED})
+BY_HAND = {ROOT / "docs" / "examples" / name for name in ("larger.sh", "search.sh")}
+"""The demo's own: their memory is given by hand."""
+SCRIPTS = sorted(set((ROOT / "docs" / "examples").glob("*.sh")) - {UNPREPARED} - BY_HAND)
 KEYS = ("model", "batch-size", "optimizer", "precision")
 
 

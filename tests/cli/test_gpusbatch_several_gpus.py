@@ -154,6 +154,37 @@ def test_gpus_of_all_nodes_count(desk: Any) -> None:
     assert "8 GPUs" in said(done)
 
 
+def shards(done: Any) -> int:
+    return int(done.stdout.split("shard:")[1].split()[0].strip("'\""))
+
+
+def test_a_rank_on_each_of_two_nodes_has_a_share_with_its_buckets_and_nccl(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 4)
+    desk.script("job.sh", "srun torchrun --nnodes=2 --nproc-per-node=1 train.py")
+    alone, ranks = ask(desk, 1), ask(desk, 1, "--nodes=2")
+    assert "on each of 2 nodes" in said(ranks)
+    assert shards(ranks) >= shards(alone) + 4
+    without = desk.call("--dry-run", "--nodes=2", "job.sh", "--model", "large.json")
+    assert shards(without) == shards(ranks)
+
+
+def test_a_model_that_no_gpu_holds_keeps_whole_gpus_on_several_nodes_too(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 30)
+    done = ask(desk, 1, "--nodes=2")
+    assert done.returncode == 0, done.stderr
+    assert "--strategy fsdp says that it is sharded" in said(done)
+    assert "--gres=gpu:1 " in done.stdout
+    assert ask(desk, 1, "--nodes=2", "--strategy", "ddp").returncode == 1
+
+
+def test_a_memory_line_is_of_one_process(desk: Any) -> None:
+    line = "1/324293d9ce036d69/trace/adam.fp32/matmul.100.100/4/1,2494,2692:16,3660,4020"
+    desk.script("job.sh", "true", f"#GPUMEM batch-size=4 memory-line={line}")
+    done = desk.call("--dry-run", "--gres=gpu:1", "--nodes=2", "job.sh")
+    assert "its memory line is of one process, and it runs on 2 nodes" in said(done)
+    assert "shard:" in desk.call("--dry-run", "--gres=gpu:1", "job.sh").stdout
+
+
 def test_more_processes_than_gpus_are_refused(desk: Any) -> None:
     large_model(desk.folder / "large.json", 1)
     desk.script("job.sh", "torchrun --nproc-per-node=8 train.py")
@@ -169,8 +200,5 @@ def test_several_processes_on_one_gpu_ask_for_the_memory_of_all(desk: Any) -> No
     desk.script("job.sh", "torchrun --nproc_per_node 3 train.py")
     three = ask(desk, 1)
     assert "the memory of all of them is asked for" in said(three)
-
-    def shards(done: Any) -> int:
-        return int(done.stdout.split("shard:")[1].split()[0].strip("'\""))
 
     assert 3 * shards(one) - 3 <= shards(three) <= 3 * shards(one)

@@ -226,7 +226,7 @@ def test_settings_of_the_environment_win_over_the_scripts(desk: Any) -> None:
     [
         (["--gres=gpu:2"], "gpu:2", "it asks for 2 GPUs (--gres)"),
         (["--exclusive", "--gres=gpu:1"], "gpu:1", "--exclusive takes whole nodes"),
-        (["-N2", "--gpus-per-node=1"], "gpu:1", "it runs on 2 nodes"),
+        (["-N2", "--gpus-per-node=2"], "gpu:2", "it asks for 2 GPUs on each of 2 nodes (--gpus-per-node)"),
         (["--gres=shard:a100:7"], "shard:a100:7", "its own --gres=shard:a100:7 stays"),
         (["--exclusive"], "gpu:1", "--exclusive takes whole nodes"),
     ],
@@ -242,6 +242,14 @@ def test_a_job_that_cannot_share_keeps_its_gpus_and_hears_why(
     record = parse_record(desk.comment(done.stdout.strip()))
     assert record is not None
     assert record.shards == 0
+
+
+def test_one_gpu_on_each_of_two_nodes_becomes_shards_of_each_with_cpus_for_its_rank(desk: Any) -> None:
+    asks = ["-H", "-N2", "--ntasks-per-node=1", "--gpus-per-node=1", "job.sh", "--gpu-mem", "10G"]
+    job = desk.submit(*asks)
+    shown = desk.shown(job)
+    assert (desk.gres(job), shown["CPUs/Task"], shown["NumNodes"]) == ("shard:10", "4", "2-2")
+    assert "10 of 40 shards on an a100, on each of 2 nodes" in desk.call("--dry-run", *asks).stderr
 
 
 def test_exclusive_gpu_leaves_room_for_nobody(desk: Any) -> None:

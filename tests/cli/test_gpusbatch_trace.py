@@ -465,7 +465,7 @@ def test_where_login_nodes_are_closed_a_job_traces_and_the_real_one_follows_by_i
     record = parse_record(shown["Comment"])
     assert record is not None
     assert record.request_mib is not None
-    assert record.request_mib < 1024
+    assert record.request_mib < 2048
     # What its activity takes, where users' servers take turns: more than its memory, less than half a GPU.
     assert re.search(rf"shard:(a100:)?{record.shards}$", shown["TresPerNode"]), shown["TresPerNode"]
     assert record.shards in range(1, 20)
@@ -559,6 +559,17 @@ def test_a_job_of_several_ranks_gets_a_verdict_and_keeps_its_whole_gpus(desk: Tr
     said = " ".join(done.stderr.split())
     assert "it asks for 2 GPUs (--gres); each needs" in said
     assert desk.shown(done.stdout.split()[-1])["TresPerNode"].endswith("gpu:2")
+
+
+def test_one_rank_on_each_of_two_nodes_gets_a_traced_share_of_each_nodes_gpu(desk: TraceDesk) -> None:
+    desk.write("train.py", RANKS)
+    desk.job("srun $PYTHON train.py", "#!/bin/bash\n#SBATCH --gres=gpu:1 -N 2 --ntasks-per-node=1\n")
+    done = desk.call("--trace", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "on each of 2 nodes" in said
+    assert "its ranks are on 2 nodes: the first was traced" in said
+    assert "shard:" in desk.shown(done.stdout.split()[-1])["TresPerNode"]
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

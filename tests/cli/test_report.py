@@ -101,15 +101,15 @@ def test_the_list_says_it_at_a_glance(three_jobs: Path, report: Report) -> None:
     code, out, err = report()
     lines = out.splitlines()
     assert code == 0
-    assert " ".join(lines[0].split()) == "JobID User Model GPU Est Req Peak Err SM% With State Note"
-    first = "4711 usr1 resnet50 a100 11.6G 12.7G 11.3G +3% 40 4712,4714 COMPLETED"
+    assert " ".join(lines[0].split()) == "JobID User Model GPU Est Need Share Peak Err SM% With State Note"
+    first = "4711 usr1 resnet50 a100 11.6G 12.7G 13.0G 11.3G +3% 40 4712,4714 COMPLETED"
     assert " ".join(lines[1].split()) == first
     assert "-2%" in lines[2]
     assert lines[3].endswith("COMPLETED OOM at 10.0G → whole GPU, finished")
     assert lines[4] == "--"
-    assert lines[5].startswith("3 jobs: median error 3%, 1 exceeded their request; ")
+    assert lines[5].startswith("3 jobs: median error 3%, 1 took more than their need; ")
     assert "1 OOM recovered, 0 lost" in lines[5]
-    assert max(map(len, lines[:4])) <= 110
+    assert max(map(len, lines[:4])) <= 115
     assert err == ""
 
 
@@ -339,11 +339,24 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         parse_time(text, NOW)
 
 
+def test_what_was_said_of_slowdowns_stands_beside_what_was_measured(site: Path, report: Report) -> None:
+    claim = {"est": "11000", "req": "12000", "shards": "12", "said": "1.43+1.50"}
+    for number, other in ((7, 8), (8, 7)):
+        write(site / "spool", hour_ago(number, met=[other], claim=claim))
+    _, out, _ = report("-P", "-n", "-o", "JobID,Said,AtMost")
+    assert out == "7|1.43|1.50\n8|1.43|1.50\n"
+    _, out, _ = report("-j", "7")
+    assert "said: about 1.4, at most 1.5" in out
+    write(site / "spool", hour_ago(9, claim={**claim, "said": "fast"}))
+    _, out, _ = report("-P", "-n", "-o", "JobID,Said,AtMost", "-j", "9")
+    assert out == "9||\n"
+
+
 def test_a_running_job_that_nobody_has_measured_yet_is_not_called_alone(site: Path, report: Report) -> None:
     fresh = {"end": None, "state": None, "exit_code": None, "shards": None, "limit_mib": None}
     write(site / "spool", hour_ago(7, **fresh, peak_mib=None, gpu={}, met=[], claim={"req": "23000"}))
     _, out, _ = report("-j", "7")
-    assert "its share is not measured yet, 22.5G requested" in out
+    assert "its share is not measured yet, 22.5G needed" in out
     assert "whole GPU" not in out
     assert "alone" not in out
     write(site / "spool", hour_ago(8, **{**fresh, "shards": 23, "limit_mib": 23_552}, met=[]))

@@ -11,7 +11,7 @@ from slurm_gpumem.errors import ConfigError
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('end_line = "all"', "unknown key 'end_line'; it belongs to [node]"),
+        ('spool = "/x"', "unknown key 'spool'; it belongs to [node]"),
         ('folder = "/x"', "unknown key 'folder'; known: dir, index, readers"),
         ('dir = "records"', "accounting.dir must be an absolute path"),
         ("readers = 3", "accounting.readers must be a list of groups"),

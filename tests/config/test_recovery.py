@@ -7,13 +7,10 @@ from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 
 def test_wrong_settings_are_noted_and_left_at_their_defaults(tmp_path: Path) -> None:
     path = tmp_path / "gpumem.toml"
-    path.write_text(
-        '[recovery]\nenabled = "no"\nladder = ["more"]\nnice = "x"\npriority = -1\non_oom = "maybe"\n'
-        "colour = 1\n"
-    )
+    path.write_text('[recovery]\nenabled = "no"\nladder = ["more"]\non_oom = "maybe"\ncolour = 1\n')
     config = load_recovery_config(str(path))
     assert config._replace(notes=()) == RecoveryConfig()
-    assert len(config.notes) == 6
+    assert len(config.notes) == 4
 
 
 def test_what_it_needs_of_other_tables_comes_with_it(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_gpus_of_a_node_have_books_of_their_own(gpu: LedgerGpu) -> None:
     second = LedgerGpu(gpu.folder, "n1", 1)
     second.hold(1900, "1")
     gpu.hold(900, "1")
-    assert ledger.job_peaks(gpu.folder) == {"1": 1900}
+    assert (gpu.peaks(), second.peaks()) == ({"1": 900}, {"1": 1900})
     assert [(g.node, g.index) for g in ledger.all_gpus(gpu.folder)] == [("n1", 0), ("n1", 1)]
 
 

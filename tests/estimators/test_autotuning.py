@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, List, Sequence, Tuple
+
+import pytest
 
 from slurm_gpumem.estimators.allocator import FREE, CachingAllocator
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.traced.estimator import estimate_trace
+from slurm_gpumem.estimators.traced.estimator import estimate, estimate_trace
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
 from slurm_gpumem.summaries.trace_types import Convolution, Phase, Site, Trace, TracedJob
+from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 
 CONVOLUTION = Convolution(
@@ -75,6 +79,40 @@ def test_tries_that_were_never_seen_draw_a_warning_that_says_what_to_do() -> Non
 
 def _warnings(trace: Trace) -> List[str]:
     return list(estimate_trace(trace, TrainingJob(batch_size=1), find_gpu("h200")).warnings)
+
+
+SHARED = '[node]\nmps = "shared"\n'
+
+
+@pytest.mark.parametrize(
+    ("site", "limited"),
+    [
+        (SHARED, True),
+        ('[node]\nmps = "per-user"\n', True),
+        (SHARED + 'mps_by_partition = {course = "per-user"}\n', True),
+        # Where nobody says how jobs share GPUs, or some of them have no limit, tries may take what is free.
+        ("", False),
+        ("[node]\nheadroom_mib = 0\n", False),
+        ('[node]\nmps = "timeslice"\n', False),
+        (SHARED + "limits = false\n", False),
+        (SHARED + 'mps_by_partition = {course = "timeslice"}\n', False),
+        (SHARED + 'mps_by_gpu = {T4 = "timeslice"}\n', False),
+    ],
+)
+def test_a_job_that_its_node_limits_asks_for_no_tries(
+    site: str, limited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpumem.toml").write_text(site)
+    monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(tmp_path / "gpumem.toml"))
+    trace = _trace([_site(GIB), _site(0, CONVOLUTION)], [0, 1, -1])
+    gpu, job = find_gpu("h200"), TrainingJob(batch_size=1)
+    found = estimate(ModelSummary("gpumem", (), trace=trace), job, gpu)
+    plain = estimate_trace(replace(trace, benchmark=False), job, gpu)
+    tried = estimate_trace(trace, job, gpu)
+    assert tried.request_mib > plain.request_mib + TRIED // MIB
+    assert found.request_mib == (plain if limited else tried).request_mib
+    assert any("has room" in line for line in found.warnings) == (not limited)
+    assert any("only tries" in line for line in found.assumptions) == limited
 
 
 def test_an_allocator_gives_back_the_segments_in_which_nothing_lives() -> None:

@@ -20,7 +20,6 @@ from slurm_gpumem.estimators.corrected.custom_forward import (
 )
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
@@ -57,13 +56,6 @@ def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
     answer = registry.run("corrected", summary, TrainingJob(8), find_gpu("h200"))
     assert f"the margin is large: {found.message}" in answer.warnings
     assert answer.margin.custom_forward == found
-
-
-def test_a_keras_text_is_never_sent_to_a_trace_of_pytorch_code() -> None:
-    summary = ModelSummary("keras", (Layer("Conv2D", params=320),), shows=BY_NAME["keras"].shows)
-    assert custom_forward(summary).is_much
-    assert "PyTorch" in custom_forward(summary).message
-    assert "trace" not in custom_forward(summary).message
 
 
 def test_nearly_every_hand_written_network_is_recognized_from_any_text() -> None:

@@ -19,6 +19,7 @@ from slurm_gpumem.estimators.environment import (
 )
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table
 from slurm_gpumem.estimators.registry import run
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 
@@ -34,33 +35,31 @@ BOTH = ("lazy", "eager")
 
 
 @pytest.mark.parametrize(
-    ("torch", "cuda", "loading", "capability", "usual", "possible"),
+    ("torch", "cuda", "loading", "capability", "possible"),
     [
-        ("2.6.0", "12.4", "", "8.0", "lazy", ("lazy",)),
-        ("2.11", "", "", "8.0", "lazy", ("lazy",)),
+        ("2.6.0", "12.4", "", "8.0", ("lazy",)),
+        ("2.11", "", "", "8.0", ("lazy",)),
         # CUDA 11 runs on drivers that cannot load lazily.
-        ("2.6.0", "11.8", "", "8.0", "lazy", BOTH),
-        ("2.6.0", "", "", "8.0", "lazy", BOTH),
-        ("1.13.1", "11.7", "", "8.0", "lazy", BOTH),
-        ("1.12.1", "11.3", "", "8.0", "eager", ("eager",)),
-        ("2.0", "11.6", "", "8.0", "eager", ("eager",)),
-        ("2.6.0", "", "eager", "8.0", "eager", ("eager",)),
-        ("", "", "lazy", "8.0", "lazy", ("lazy",)),
-        ("", "12.4", "", "8.0", "lazy", ("lazy",)),
-        ("", "", "", "8.0", "", BOTH),
-        ("", "", "", "", "", BOTH),
+        ("2.6.0", "11.8", "", "8.0", BOTH),
+        ("2.6.0", "", "", "8.0", BOTH),
+        ("1.13.1", "11.7", "", "8.0", BOTH),
+        ("1.12.1", "11.3", "", "8.0", ("eager",)),
+        ("2.0", "11.6", "", "8.0", ("eager",)),
+        ("2.6.0", "", "eager", "8.0", ("eager",)),
+        ("", "", "lazy", "8.0", ("lazy",)),
+        ("", "12.4", "", "8.0", ("lazy",)),
+        ("", "", "", "8.0", BOTH),
+        ("", "", "", "", BOTH),
         # No PyTorch and no driver that load eagerly know such GPUs.
-        ("", "", "", "9.0", "lazy", ("lazy",)),
-        ("", "", "", "12.0", "lazy", ("lazy",)),
-        ("", "", "eager", "9.0", "eager", ("eager",)),
+        ("", "", "", "9.0", ("lazy",)),
+        ("", "", "", "12.0", ("lazy",)),
+        ("", "", "eager", "9.0", ("eager",)),
     ],
 )
 def test_versions_say_how_modules_are_loaded(
-    torch: str, cuda: str, loading: str, capability: str, usual: str, possible: Tuple[str, ...]
+    torch: str, cuda: str, loading: str, capability: str, possible: Tuple[str, ...]
 ) -> None:
-    environment = Environment(torch, cuda, loading)
-    assert environment.usual_loading(capability) == usual
-    assert environment.possible_loading(capability) == possible
+    assert Environment(torch, cuda, loading).possible_loading(capability) == possible
 
 
 def test_an_a100_has_the_context_that_was_seen_in_such_an_environment() -> None:
@@ -79,18 +78,16 @@ def test_where_nobody_says_how_modules_are_loaded_the_request_holds_for_both_way
     assert unknown.parts["context"] == old.parts["context"] == 1727
     assert unknown.request_mib >= old.peak_mib
     assert modern.request_mib < unknown.request_mib - 1000
-    said = "the CUDA context on a100 was not measured here: 522 to 1727 MiB elsewhere, "
-    assert f"{said}1727 taken (--torch with" in " ".join(unknown.assumptions)
-    likely = " ".join(text("a100", "2.6").assumptions)
-    assert f"{said}522 in the peak, 1727 in the request (--torch with" in likely
+    said = "left open: the CUDA context on a100, 522 to 1727 MiB elsewhere: 1727 taken (--torch narrows it"
+    assert said in " ".join(unknown.assumptions)
+    assert "left open: the CUDA context on a100, 522 MiB elsewhere" in " ".join(modern.assumptions)
     # Under the floor it cannot run, whichever way modules are loaded.
     assert unknown.floor_mib <= modern.floor_mib
 
 
-def test_a_version_that_may_meet_an_old_driver_has_the_usual_peak_and_the_wide_request() -> None:
-    surely, likely, old = text("a100", "2.6.0+cu124"), text("a100", "2.6"), text("a100", "1.12")
-    assert likely.peak_mib == surely.peak_mib
-    assert likely.request_mib >= old.peak_mib
+def test_a_version_that_may_meet_an_old_driver_leaves_open_how_modules_are_loaded() -> None:
+    surely, likely, unknown = text("a100", "2.6.0+cu124"), text("a100", "2.6"), text("a100")
+    assert (likely.peak_mib, likely.request_mib) == (unknown.peak_mib, unknown.request_mib)
     assert likely.request_mib > surely.request_mib + 1000
     assert text("a100", "2.11").request_mib == surely.request_mib
 
@@ -116,9 +113,20 @@ def test_no_job_is_said_not_to_fit_because_of_a_context_that_nobody_measured() -
     assert peaks == sorted(peaks)
 
 
-def test_a_build_without_cuda_says_the_version_alone() -> None:
-    assert environment_of(TrainingJob(1, torch="2.11.0+cpu")) == Environment("2.11.0")
+def test_a_build_without_cuda_says_nothing_of_the_one_that_runs_the_job() -> None:
+    assert environment_of(TrainingJob(1, torch="2.11.0+cpu")) == Environment()
     assert environment_of(TrainingJob(1, torch="2.11.0+cu130")) == Environment("2.11.0", "13.0")
+    assert text("a100", "2.11.0+cpu").request_mib == text("a100").request_mib
+
+
+def test_a_preset_version_goes_before_that_of_a_build_without_cuda_that_traced() -> None:
+    trace = read_summary(Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.json")
+    assert trace.trace is not None
+    presets = StatedTraining(torch="2.6.0+cu124")
+    for version, counts in (("2.13.0+cpu", "2.6.0+cu124"), ("2.13.0+cu130", "2.13.0+cu130")):
+        traced = replace(trace, trace=replace(trace.trace, job=replace(trace.trace.job, torch=version)))
+        assert training_job(traced, StatedTraining(), presets=presets).torch == counts
+        assert training_job(traced, StatedTraining(), presets=StatedTraining()).torch == version
 
 
 @pytest.mark.parametrize("name", ["h200", "a100", "v100", "rtx3090", "rtx3060", "l40s", "t4", "mystery"])
@@ -128,7 +136,7 @@ def test_every_answer_says_what_was_measured_where_and_only_what_is_known_is_nar
     made = run("auto", summary, job, gpu)
     said, margin = " ".join(made.assumptions), made.request_mib - made.parts["context"]
     measured = run("auto", summary, job, find_gpu("h200", NOWHERE))
-    assert ("was not measured here" in said) == (name != "h200")
+    assert ("left open: the CUDA context" in said) == (name != "h200")
     assert (f"cuDNN workspaces on {name} as measured on an H200" in said) == (name != "h200")
     assert ("is not in the table" in said) == (name == "mystery")
     if name != "h200":
@@ -180,7 +188,7 @@ def test_what_the_site_calibrated_goes_before_every_table(
     (tmp_path / "gpumem-gpus.toml").write_text("[a100]\ncontext_mib = 555\nmeasured = true\n")
     found = text("a100")
     assert found.parts["context"] == 555
-    assert "was not measured" not in " ".join(found.assumptions)
+    assert "left open" not in " ".join(found.assumptions)
 
 
 def test_every_gpu_of_the_table_has_an_answer_in_every_environment() -> None:

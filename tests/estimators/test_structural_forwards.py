@@ -169,20 +169,6 @@ def test_hieras_first_stages_attend_within_windows_of_64_tokens() -> None:
     assert _kept(HIERA + later)[16 * 1152] == 1
 
 
-def test_convits_attention_keeps_two_softmaxes_and_the_mixture_before_its_division() -> None:
-    rows = """\
-Net                          [2, 49, 64]            [2, 49, 64]            --
-├─GPSA: 1-1                  [2, 49, 64]            [2, 49, 64]            4
-│    └─Linear: 2-1           [2, 49, 64]            [2, 49, 128]           8,192
-│    └─Linear: 2-2           [2, 49, 49, 3]         [2, 49, 49, 4]         16
-│    └─Linear: 2-3           [2, 49, 64]            [2, 49, 64]            4,096
-│    └─Linear: 2-4           [2, 49, 64]            [2, 49, 64]            4,160
-"""
-    kept = _kept(rows)
-    assert kept[49 * 49 * 4] == 4  # with what multiplies the values
-    assert kept[49 * 49 * 3] == 1
-
-
 def test_a_halo_copies_a_larger_window_for_each_block() -> None:
     rows = """\
 Net                          [2, 64, 16, 16]        [2, 64, 16, 16]        --
@@ -249,18 +235,6 @@ SwinTransformerV2            [128, 64, 96]          [128, 64, 96]          --
     assert sizes[tokens * 3 * 64 // 96] == 2
 
 
-def test_sams_attention_has_a_bias_and_keeps_its_matrix() -> None:
-    rows = """\
-VisionTransformerSAM         [2, 14, 14, 128]       [2, 14, 14, 128]       --
-├─Attention: 1-1             [2, 14, 14, 128]       [2, 14, 14, 128]       {}
-│    └─Linear: 2-1           [2, 196, 128]          [2, 196, 384]          49,536
-│    └─Linear: 2-2           [2, 14, 14, 128]       [2, 14, 14, 128]       16,512
-"""
-    matrix = 2 * 196 * 196
-    assert _kept(rows.format("3,456"))[matrix] == 1
-    assert not _kept(rows.format("--"))[matrix]
-
-
 def test_selective_kernels_are_stacked() -> None:
     rows = """\
 Net                          [2, 32, 14, 14]        [2, 32, 14, 14]        --
@@ -308,44 +282,6 @@ MambaForCausalLM             [2, 64, 128]           [2, 64, 128]           --
     assert any("mamba_ssm" in said for said in _walk(rows).assumptions)
 
 
-def test_the_parallel_block_of_timm_attends_and_activates_parts_of_one_projection() -> None:
-    rows = """\
-Net                          [2, 196, 64]           [2, 196, 64]           --
-├─ParallelScalingBlock: 1-1  [2, 196, 64]           [2, 196, 64]           --
-│    └─LayerNorm: 2-1        [2, 196, 64]           [2, 196, 64]           128
-│    └─Linear: 2-2           [2, 196, 64]           [2, 196, 448]          29,120
-│    └─GELU: 2-3             [2, 196, 256]          [2, 196, 256]          --
-│    └─Linear: 2-4           [2, 196, 64]           [2, 196, 64]           4,160
-│    └─Linear: 2-5           [2, 196, 256]          [2, 196, 64]           16,448
-"""
-    kept = _kept(rows)
-    assert kept[196 * 448] == 1
-    assert kept[196 * 256] == 1
-
-
 def test_timms_classes_drop_nothing_by_default() -> None:
     assert not drops(["Xcit", "ModuleList", "XCABlock", "XCA"])
     assert drops(["Net", "Encoder", "Layer"])
-
-
-JOINED = """\
-VisionTransformer            [2, 50, 64]            [2, 50, 64]            --
-├─{}: 1-1  [2, 50, 64]       [2, 50, 64]            64
-│    └─LayerNorm: 2-1        [2, 50, 64]            [2, 50, 64]            128
-│    └─Linear: 2-2           [2, 50, 64]            [2, 50, 448]           29,120
-│    └─RmsNorm: 2-3          [2, 2, 50, 32]         [2, 2, 50, 32]         {}
-│    └─GELU: 2-4             [2, 50, 256]           [2, 50, 256]           --
-│    └─Linear: 2-5           [2, 50, 320]           [2, 50, 64]            20,544
-"""
-
-
-def test_a_parallel_block_with_one_output_layer_keeps_both_parts_joined() -> None:
-    kept = _kept(JOINED.format("DiffParallelScalingBlock", "32"))
-    assert kept[50 * 448] == kept[50 * 320] == 1
-    # The activated part is only a part of what is joined; its input one of what the first layer made.
-    assert kept[50 * 256] == 0
-    # Two attentions and their difference, beside the norm's input and result, and the loss.
-    plain = _kept(JOINED.format("ParallelScalingBlock", "--"))
-    assert kept[50 * 64] == plain[50 * 64] + 2
-    # Somebody's own block of that name, whose last layer does not take both.
-    assert _kept(JOINED.format("DiffParallelScalingBlock", "32").replace("20,544", "4,160")) != kept

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
+
 import pytest
 
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.margin import unfinished_factor
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
@@ -67,3 +71,15 @@ def test_explain_names_the_part_that_makes_a_peak_jump() -> None:
     assert (jump.batch, jump.part, jump.part_mib) == (28, "workspace", 2990)
     assert jump_before(at(TrainingJob(64)), at) is None
     assert "another algorithm" in jump_line(jump, at(TrainingJob(32)))
+
+
+def test_the_request_of_an_unfinished_trace_is_wider_and_its_peak_the_same() -> None:
+    sites = (Site((GIB,), "parameter", "", "weights"), Site((GIB,), "aten::addmm", "0", "activations"))
+    phases = (Phase(0, "setup", 0), Phase(1, "forward", 1), Phase(3, "forward", 2))
+    trace = Trace(TracedJob(batch=1), "meta", sites, (0, 1, -1, 1, -1), phases)
+    whole = estimate_trace(trace, TrainingJob(1), find_gpu("h200"))
+    cut = estimate_trace(replace(trace, unfinished="2 of 30 epochs"), TrainingJob(1), find_gpu("h200"))
+    context = whole.parts["context"]
+    assert cut.peak_mib == whole.peak_mib
+    assert cut.request_mib - context == ceil((whole.request_mib - context) * unfinished_factor())
+    assert 1 < unfinished_factor() < 4

@@ -19,7 +19,6 @@ TASK = TaskFile(
     threads=False,
     claim_mib=8704,
     record=True,
-    end_line=False,
     gpus=(TaskGpu(0, "GPU-aa", "/run/gpumem/mps/GPU-aa/1000/pipe", 40_960), TaskGpu(1, "GPU-bb", "/p", 0)),
 )
 

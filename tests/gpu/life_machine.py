@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 USERS = ("nobody", "www-data", "games", "mail", "daemon")
-"""Accounts that every Linux has; two of them play the users."""
+"""Accounts that every Linux has; up to three of them play the users."""
 
 
 class LifeError(Exception):
@@ -66,7 +66,7 @@ class Machine:
         self.slurm = state / "slurm"
         self.venv_python = state / "venv" / "bin" / "python3"
         self.env: Dict[str, str] = dict(os.environ)
-        accounts = [pwd.getpwnam(name) for name in USERS if _has_account(name)][:2]
+        accounts = [pwd.getpwnam(name) for name in USERS if _has_account(name)][:3]
         self.users = [(account.pw_name, account.pw_uid, account.pw_gid) for account in accounts]
         self.node = os.uname().nodename
         self.jobs: Dict[str, int] = {}

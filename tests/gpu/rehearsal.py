@@ -162,12 +162,11 @@ def under_limit(
     return asked
 
 
-def solo(rows: Rows, gauge: Gauge, played: bool) -> None:
+def solo(rows: Rows, gauge: Gauge, played: bool, window: float = 1.6) -> None:
     """Every kind alone on the GPU: step time, power, activity."""
     rows.say(idle=gauge.watch(1.5))
     workers = [Worker(kind, 65534, {"HOME": "/tmp"}, played, build_s=40.0) for kind in MEMORY_GIB]
     built = {worker.name: worker.wait_built().get("seconds") for worker in workers}
-    window = 1.6
     for worker in workers:
         begin = time.monotonic() + 0.3
         worker.train(begin + window + 0.1)

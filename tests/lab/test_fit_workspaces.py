@@ -25,4 +25,4 @@ def test_a_missing_library_is_named_with_the_way_to_get_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.strip() == "gpumem: numpy is not installed: pip install 'slurm-gpumem[train]'"
+    assert done.stderr.strip() == "gpumem: numpy is not installed: pip install -e '.[train]'"

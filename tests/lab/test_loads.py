@@ -26,4 +26,10 @@ def test_the_table_and_the_picture_have_every_load_and_placement() -> None:
     rows = loads.lines(found)
     assert len(rows) == 1 + len(loads.WAYS) * len(loads.PLACEMENTS) * len(loads.LIMITS)
     assert rows[1].count("0.90 (1.10)") == len(loads.LOADS)
-    assert loads.svg(found).count("<polyline") == len(loads.LOADS) * len(loads.PLACEMENTS)
+    assert loads.svg(found).count("<polyline") == 2 * len(loads.LOADS)
+
+
+def test_others_that_go_around_a_job_are_told_with_the_longest_wait() -> None:
+    one = loads.Played(2.0, 1.1, 0.5)
+    rows = loads.patience_lines({"whole GPUs": [one] * 5, "1 h": [one._replace(completion=1.0)] * 5})
+    assert rows[2].split() == ["1", "h", *["0.50", "(0.5", "h)"] * 5]

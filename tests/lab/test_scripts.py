@@ -13,7 +13,7 @@ import pytest
 
 from lab.ground_truth import open_text
 from lab.places import SCRIPT_ROWS
-from lab.scripts import measure, run, score
+from lab.scripts import measure, run, score, strata
 from lab.scripts.lists import HERE, LISTS, Prepared, Script, load_list
 from slurm_gpumem.errors import UsageError
 
@@ -227,3 +227,48 @@ def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:
         "traced: 3 of 4 (not: three); time to trace: median 20.0 s, "
         "4.0 s of it after the first optimizer step"
     )
+
+
+def test_the_seventh_list_has_both_strata_of_repositories_that_no_other_list_names() -> None:
+    seventh = load_list(LISTS["seventh"])
+    others = {
+        script.repository for name, path in LISTS.items() if name != "seventh" for script in load_list(path)
+    }
+    assert not others & {script.repository for script in seventh}
+    of = [script.stratum for script in seventh]
+    assert set(of) == set(strata.STRATA)
+    assert of.count("changes") >= 10
+    assert all(bool(script.change) == (script.stratum == "changes") for script in seventh)
+
+
+def test_sixty_training_scripts_were_counted_and_every_change_has_its_kind() -> None:
+    found = [one for one in strata.drawn() if one.stratum in strata.STRATA]
+    assert len(found) == 60
+    assert all(bool(one.kind) == (one.stratum == "changes") for one in found)
+    assert sum(strata.shares().values()) == pytest.approx(1.0)
+
+
+def _judged(name: str, need: int, peak: int, request: int, to_the_end: bool) -> score.Judged:
+    return score.Judged(name, need, peak, request, need, 0, False, 5.0, None, (), to_the_end)
+
+
+def test_the_weighted_row_counts_each_stratum_as_often_as_it_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = {"a": "repeats", "b": "repeats", "c": "repeats", "d": "changes", "lost": "changes"}
+    monkeypatch.setattr(score, "strata_of_scripts", lambda: of)
+    monkeypatch.setattr(strata, "shares", lambda: {"repeats": 0.7, "changes": 0.3})
+    same = [_judged(name, 1000, 1000, 1100, True) for name in "abc"]
+    result = score.Result([*same, _judged("d", 1000, 400, 500, False)], ["lost"])
+    first, second, weighted = score._strata(result)
+    assert first.startswith("repeats: 3 scripts: median 0.0 %")
+    assert second.startswith("changes: 1 scripts: median 60.0 %")
+    assert "median 0.0 %, P90 60.0 %; request below need 30.0 %, without a warning 30.0 %" in weighted
+    assert "sum of needs 0.92; > 2 x 0.0 %; not traced 15.0 %; followed to the end 70 %" in weighted
+    (ended,) = score._end(result.judged)
+    assert ended == "followed to the end: 3 of 4 (75 %), of these median 0.0 %, P90 0.0 %; not: d"
+
+
+def test_scripts_of_lists_without_strata_have_no_such_rows() -> None:
+    said = score.lines(score.load(["fourth-blind"]), "h200", True)
+    assert not [line for line in said if line.startswith(("weighted", "changes", "followed"))]

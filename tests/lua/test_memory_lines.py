@@ -73,7 +73,7 @@ def site_gpu(gpu: Gpu, learned: str) -> Dict[str, Any]:
     return {
         "context": contexts,
         "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20),
-        "context_doubt_mib": gpu.context_margin_mib,
+        "context_margin_mib": gpu.context_margin_mib,
         "traced_percent": [workspace_margin(gpu, True), workspace_margin(gpu, False)],
         "learned": dict.fromkeys(registry.LEARNT, constant),
     }
@@ -158,6 +158,12 @@ def test_the_batch_is_the_environment_s_then_the_script_s_then_the_line_s(
 ) -> None:
     played = play({"script": script, "environment": environment, **JOB})
     assert played.job["tres_per_node"] == f"gres:shard:{shards}"
+
+
+def test_a_memory_line_is_of_one_process_and_not_of_a_rank(play: Player) -> None:
+    played = play.untouched({"script": HEAD, **JOB, "min_nodes": 2})
+    assert "its memory line is of one process" in played.user[0]
+    assert play({"script": HEAD, **JOB, "min_nodes": 1}).job["tres_per_node"].startswith("gres:shard:")
 
 
 def test_a_batch_outside_the_line_is_told(play: Player) -> None:

@@ -72,6 +72,19 @@ def test_what_tasks_ask_for_besides_the_gpu_stays(play: Player) -> None:
     assert played.job["admin_comment"] == "gpumem/1:was=--gpus-per-task=a100:1"
 
 
+def test_memory_by_hand_takes_the_share_that_the_site_assumes_for_unknown_activity(play: Player) -> None:
+    job = {"script": ASKS, "tres_per_node": "gres:gpu:1"}
+    played = play(job, site=site(unknown_share=0.42))
+    assert played.job["tres_per_node"] == "gres:shard:17"
+    assert played.job["comment"] == "gpumem/1:req=12288,by=mem,shards=17"
+    assert "is not known (memory alone: 12)" in played.user[0]
+    # What gpusbatch worked out stays, and memory that needs more decides.
+    record = "gpumem/1:req=12288,by=trace,shards=12"
+    asked = play({"comment": record, "tres_per_node": "gres:shard:12"}, site=site(unknown_share=0.42))
+    assert "tres_per_node" not in asked.job or asked.job["tres_per_node"] == "gres:shard:12"
+    assert play(job, site=site(unknown_share=0.2)).job["tres_per_node"] == "gres:shard:12"
+
+
 def test_the_user_s_comments_are_kept(play: Player) -> None:
     played = play(
         {
@@ -207,6 +220,18 @@ def test_host_memory_and_cpus_follow_the_share_unless_asked_for(play: Player) ->
     played = play(asked, site=with_host)
     assert "pn_min_memory" not in played.job
     assert played.job["cpus_per_task"] == "2"
+
+
+def test_one_gpu_on_each_of_two_nodes_becomes_shards_of_each(play: Player) -> None:
+    gpus = [{**A100, "host_mib": 64000, "cpus": 16}]
+    job = {
+        "script": ASKS.replace("12G", "10G"), "tres_per_node": "gres:gpu:1",
+        "min_nodes": 2, "max_nodes": 2, "num_tasks": 2, "ntasks_per_node": 1, "min_cpus": 2,
+    }  # fmt: skip
+    played = play(job, site=site(partitions={"gpu": gpus}))
+    assert played.job["tres_per_node"] == "gres:shard:10"
+    host = [played.job[name] for name in ("pn_min_memory", "cpus_per_task", "min_cpus")]
+    assert host == ["16000", "4", "8"]
 
 
 def test_mps_is_the_share_of_the_gpu_s_memory(play: Player) -> None:

@@ -145,6 +145,32 @@ def test_a_plain_sbatch_with_a_mem_line_gets_shards_and_its_steps_run(
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        ["--gres=gpu:1"],
+        ["--gres=gpu:1", "--ntasks-per-node=1"],
+        ["--gpus-per-node=1", "-n2"],
+        [],
+    ],
+)
+def test_a_plain_sbatch_on_two_nodes_gets_shards_of_each_and_a_step_runs_on_both(
+    hooked: Cluster, tmp_path: Path, options: Sequence[str]
+) -> None:
+    out = tmp_path / "out"
+    script = ASKS + "srun bash -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES'\n"
+    job = Job(hooked, ["-o", str(out), "--nodes=2", *options], script)
+    assert job.tres == "shard:12"
+    assert wait_for_job(hooked, job.id)["JobState"] == "COMPLETED"
+    shown = hooked.run(["scontrol", "show", "job", job.id], check=True).stdout
+    assert _word(shown, "NumNodes") == "2"
+    nodes = sorted(line.split()[0] for line in out.read_text().splitlines())
+    assert nodes == ["n1", "n2"]
+    # As many CPUs on each node as its share has.
+    assert _word(shown, "CPUs/Task") == "4"
+    assert _word(shown, "NumCPUs") == "8"
+
+
+@pytest.mark.parametrize(
     ("options", "environment", "batch"),
     [
         ([], {}, 128),

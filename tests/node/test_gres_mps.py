@@ -46,7 +46,7 @@ def test_script_and_steps_are_held_to_their_memory_and_not_to_a_part_of_the_sms(
     out = state_folder / "out" / "job"
     job = submit(cluster, "-H", "--gres=mps:30", "--mem=1G", command=steps, output=str(out), user="nobody")
     uuid = standin_uuid("n1", 0)
-    task = TaskFile("mps", 1024, 0, True, "uuid", threads, 8192, True, False, None, ())
+    task = TaskFile("mps", 1024, 0, True, "uuid", threads, 8192, True, ())
     gpu = TaskGpu(0, uuid, str(folder.pipe(uuid, USER)), 40960)
     write_task_file(folder.task_file(int(job)), task._replace(gpus=(gpu,)), USER)
     cluster.run(["scontrol", "release", job], check=True)

@@ -11,9 +11,7 @@ from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import MIG, MPS, Measurement, parse_job_record
 from slurm_gpumem.formats.live import GpuSample, Live, LiveGpu, LiveJob
-from slurm_gpumem.formats.notes import UsageNote
 from slurm_gpumem.node import prometheus
-from slurm_gpumem.node.end_line import line
 from slurm_gpumem.node.gpus import NodeGpu, gpus_of, pick, standin_uuid
 from slurm_gpumem.node.gres_order import listed_order
 from slurm_gpumem.node.hook import job_from
@@ -402,8 +400,3 @@ def test_metrics_label_the_instance() -> None:
 def test_the_owner_of_a_job_sees_its_profile() -> None:
     job = NodeJob(7, 1000, "ada", (FIRST,), MIG, 0.0)
     assert own_job(7, job, LIVE).profile == "1g.18gb"
-
-
-def test_the_line_at_a_jobs_end_names_the_instance() -> None:
-    note = UsageNote(7, limit_mib=16384, peak_mib=9000.0, samples=9, profile="1g.18gb")
-    assert line(note) == "gpumem: job 7 used 8.8 of 16.0 GiB of GPU memory, on MIG 1g.18gb"

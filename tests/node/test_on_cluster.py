@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import time
 from pathlib import Path
 from typing import Callable, List, Optional
@@ -14,7 +13,7 @@ import pytest
 
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
-from tests.node.conftest import REPOSITORY, kill, left_of_daemons, needs_root
+from tests.node.conftest import kill, left_of_daemons, needs_root
 from tests.node.real_site import USERS, Site
 from tests.support.slurm_jobs import hold_until, submit, verified_peaks
 from tests.support.waiting import until
@@ -134,20 +133,6 @@ def _victim(site: Site, dice: random.Random) -> Optional[int]:
     return dice.choice(found) if found else None
 
 
-def _python_for_users(folder: Path) -> Path:
-    """The system's Python with a copy of the package: the tests' own may be closed to other users."""
-    for minor in range(9, 15):
-        site = folder / "lib" / f"python3.{minor}" / "site-packages"
-        site.parent.mkdir(parents=True)
-        site.symlink_to(folder / "packages")
-    ignore = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(REPOSITORY / "slurm_gpumem", folder / "packages" / "slurm_gpumem", ignore=ignore)
-    (folder / "bin").mkdir()
-    (folder / "bin" / "python3").symlink_to("/usr/bin/python3")
-    (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
-    return folder / "bin" / "python3"
-
-
 def test_a_job_that_cannot_be_fenced_starts_or_is_requeued_as_the_site_chose(
     make_site: Callable[..., Site],
 ) -> None:
@@ -167,37 +152,6 @@ def test_a_job_that_cannot_be_fenced_starts_or_is_requeued_as_the_site_chose(
     why = f"not fenced, no MPS: {missing} is not there"
     assert set(record["notes"]) == {why, "requeued, since it was not fenced"}
     until(lambda: site.node_state() == "idle")
-
-
-def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output(
-    make_site: Callable[..., Site],
-) -> None:
-    site = make_site()
-    conf = site.root / "hooks" / "hooks.conf"
-    before = conf.read_text()
-    python = _python_for_users(site.root / "python")
-    conf.write_text(f"{before}python={python}\nslurm_bin={site.cluster.layout.root}/bin\n")
-    record = "gpumem/1:est=3800,req=8192,shards=8"
-    go = site.root / "go-line"
-    work = f"{hold_until(go, 4000)}; srun -n1 true; echo done"
-    try:
-        asked, silent = (site.submit(work, comment=record + more) for more in (",tell=end", ""))
-        until(
-            lambda: (
-                [verified_peaks(site.folder.live).get(str(job)) for job in (asked, silent)] == [4000.0] * 2
-            )
-        )
-        go.touch()
-        until(lambda: not site.queue())
-    finally:
-        conf.write_text(before)
-    last = site.out(asked).splitlines()[-1]
-    assert last.startswith(f"gpumem: job {asked} used 3.9 of 8.0 GiB of GPU memory (estimated 3.7, -5 %)"), (
-        last
-    )
-    assert last.endswith(f"with {silent}; 4 shards would have done"), last
-    assert site.out(asked).count("gpumem: ") == 1
-    assert site.out(silent).splitlines()[-1] == "done"
 
 
 def test_the_cpus_of_a_job_are_those_of_all_its_steps_and_not_less_for_being_suspended(

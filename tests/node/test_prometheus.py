@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.cli.gpumem import main as gpumem
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import JobRecord, Measurement
 from slurm_gpumem.formats.live import live_from, read_live
@@ -240,23 +239,6 @@ def test_only_a_verdict_makes_a_run_one_that_ran_out_of_memory(
     tally = Tally()
     tally.add(_ended()._replace(exit_code=1, verdict=verdict, hints=hints))
     assert tally.out_of_memory == said
-
-
-def test_the_command_prints_or_writes_the_same_text(
-    make_desk: Callable[..., Desk],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    desk = make_desk()
-    desk.job(1)
-    desk.live()
-    argv = ["node", "metrics", "--run-dir", str(desk.folder.root)]
-    assert gpumem(argv) == 0
-    assert parse(capsys.readouterr().out)["gpumem_sampler_running"].value(node="n1") == 0
-    assert gpumem([*argv, "-o", str(tmp_path / "x.prom")]) == 0
-    assert parse((tmp_path / "x.prom").read_text())
-    assert gpumem([*argv, "-o", str(tmp_path / "missing" / "x.prom")]) == 2
-    assert gpumem(["node", "metrics", "--run-dir", str(tmp_path / "nothing")]) == 0
 
 
 def test_the_page_documents_every_name() -> None:

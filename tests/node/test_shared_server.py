@@ -237,7 +237,7 @@ def test_a_neighbour_at_the_shared_server_learns_of_it_from_roots_note_alone(des
     hit(desk, (1, USER), (2, OTHER_USER))
     pipe = str(desk.folder.pipe(GPUS[0].uuid, SHARED_UID))
     gpus = (TaskGpu(0, GPUS[0].uuid, pipe, 0),)
-    task = TaskFile("mps-shared", 1024, 0, True, "uuid", False, None, True, False, gpus)
+    task = TaskFile("mps-shared", 1024, 0, True, "uuid", False, None, True, gpus)
     write_task_file(desk.folder.task_file(1), task, USER)
     assert jobs_hit_too(desk.folder, desk.config, 1, USER, wait_s=1.0) == [2]
 

@@ -357,7 +357,7 @@ def test_a_job_whose_prolog_gave_up_is_noted_as_unfenced_by_the_next_look_of_a_s
 
 @needs_root
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
-def test_a_hook_that_the_sampler_serves_starts_one_process(node: Node) -> None:
+def test_a_hook_that_the_sampler_serves_starts_one_process_at_most(node: Node) -> None:
     node = node.with_config(idle_exit_s=60.0, mps="timeslice").without_haste()
     node.hook("prolog", node.env(1, gpu="1"))
     until((node.folder.inbox / "sampler").exists)
@@ -366,7 +366,9 @@ def test_a_hook_that_the_sampler_serves_starts_one_process(node: Node) -> None:
         command = ["strace", "-f", "-e", "trace=execve", "-o", str(trace), str(node.hooks / f"{name}.sh")]
         subprocess.run(command, env={**node.env(7), "PATH": os.environ["PATH"]}, check=True, timeout=120)
         programs = re.findall(r'execve\("([^"]*)"', trace.read_text())
-        assert programs == [str(node.hooks / f"{name}.sh"), "/bin/sleep"]
+        # The answer may be there before the hook has to wait for it.
+        assert programs[0] == str(node.hooks / f"{name}.sh")
+        assert programs[1:] in ([], ["/bin/sleep"])
 
 
 @needs_root

@@ -80,8 +80,7 @@ class Site:
             "idle_exit_s": 2,
         }
         slurm_env = {"SLURM_CONF": str(self.cluster.layout.slurm_conf)}
-        # As a site that gives priority: most jobs here only print an error, and must gain nothing by it.
-        settings = {"ladder": ["whole-gpu"], "nice": -1000, **recovery}
+        settings = {"ladder": ["whole-gpu"], **recovery}
         tables = {"node": node, "node.slurm_env": slurm_env, "recovery": settings}
         lines = [
             line
@@ -113,7 +112,7 @@ class Site:
 
     def show(self, job: str) -> Dict[str, str]:
         """Some of the job's fields; empty when Slurm has forgotten it."""
-        columns = ("State", "Reason", "RestartCnt", "tres-per-node", "Nice", "PriorityLong", "Comment")
+        columns = ("State", "Reason", "RestartCnt", "tres-per-node", "PriorityLong", "Comment")
         width = ",".join(f"{name}:1100" for name in columns)
         done = self.cluster.run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O", width])
         line = done.stdout.split("\n")[0]

@@ -1,6 +1,6 @@
 """Users who play with recovery, on real daemons: nothing they write, print or lock gains or breaks anything.
 
-The site of these tests gives priority to jobs that come back, and its spool is shared with the controller.
+The spool of these tests is shared with the controller.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import pytest
 
 from slurm_gpumem.recovery.book import FOLDER_NAME
 from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
-from tests.support.slurm_jobs import hold_until
 from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM
 
@@ -80,34 +79,6 @@ def test_what_recovery_writes_down_is_for_nobody_else(module_site: Site) -> None
     ours = [*state.glob("gpumem-recovery*"), *(state / FOLDER_NAME).iterdir()]
     assert {path.name for path in ours} >= {FOLDER_NAME, "gpumem-recovery.lock"}
     assert [path for path in ours if path.stat().st_mode & 0o077] == []
-
-
-def test_a_faked_error_in_a_full_queue_gains_no_priority_and_a_real_one_does(module_site: Site) -> None:
-    site = module_site
-    begin, go = 'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; ', site.root / "out" / "go"
-    # Root sees what this one holds: 11800 of 12288 MiB.
-    real = site.submit(f"{begin}{hold_until(go, 11800)}; {OOM}", shards=12)
-    faked = site.submit(f"{begin}until [ -e {go} ]; do sleep 0.1; done; {OOM}", shards=12)
-    until(lambda: site.peaks(verified=True).get(real) == 11800.0 and site.runs(faked))
-    # Both wait behind these when they come back.
-    queue = [site.submit("sleep 600", shards=FULL, comment="") for _ in range(9)]
-    go.touch()
-    try:
-        for job in (real, faked):
-            until(lambda job=job: f" job {job}: requeued: " in site.log())
-        lines = {
-            job: next(line for line in site.log().splitlines() if f" job {job}: " in line)
-            for job in (real, faked)
-        }
-        assert "no priority: no record of root's shows its memory at the limit" in lines[faked]
-        assert "no priority" not in lines[real]
-        assert (site.show(faked)["Nice"], site.show(real)["Nice"]) == ("0", "-1000")
-        waiting = [job for job in queue if site.show(job)["State"] == "PENDING"]
-        assert waiting
-        highest = max(int(site.show(job)["PriorityLong"]) for job in waiting)
-        assert int(site.show(faked)["PriorityLong"]) <= highest < int(site.show(real)["PriorityLong"])
-    finally:
-        site.cluster.run(["scancel", *queue, real, faked])
 
 
 def test_an_edited_comment_and_request_bring_no_job_back_more_often_than_the_ladder_has_steps(

@@ -59,6 +59,11 @@ def lives(module_site: Site) -> Dict[str, str]:
         "neighbour": site.submit(f"{BEGIN} {wait} {NEIGHBOUR}"),
         "forged": site.submit(BEGIN + NEIGHBOUR),
         "step": site.submit(f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || srun bash -c "{OOM}"'),
+        "nodes": site.submit(
+            f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || '
+            f'srun bash -c "[ \\$SLURM_PROCID = 0 ] || {{ {OOM}; }}"',
+            "--nodes=2",
+        ),
         "array": site.submit(
             f"{BEGIN} for t in {picks}; do"
             f' [ "$SLURM_ARRAY_TASK_ID$SLURM_RESTART_COUNT" != $t ] || {{ {OOM}; }}; done',
@@ -84,11 +89,23 @@ def test_a_job_that_runs_out_once_comes_back_on_a_whole_gpu_and_finishes(
     job = lives["once"]
     shown = module_site.ended(job, "COMPLETED")
     assert module_site.runs(job) == 2
-    assert (shown["RestartCnt"], shown["Nice"]) == ("1", "0")
+    assert shown["RestartCnt"] == "1"
     assert shown["tres-per-node"].removeprefix("gres")[1:] == whole_gpu(module_site, "")
     assert "begins 1\n" in module_site.out(job)
     assert "begins 2\n" in module_site.out(job)
     assert "if it failed, Slurm runs it again with a whole GPU" in module_site.out(job)
+
+
+def test_a_rank_that_runs_out_on_another_node_brings_the_job_back_with_more_on_both(
+    module_site: Site, lives: Dict[str, str]
+) -> None:
+    job = lives["nodes"]
+    shown = module_site.ended(job, "COMPLETED")
+    assert module_site.runs(job) == 2
+    assert shown["tres-per-node"].removeprefix("gres")[1:] == whole_gpu(module_site, "")
+    for run in (0, 1):
+        names = [f"{job}.{run}.{node}.json" for node in ("n1", "n2")]
+        until(lambda names=names: all((module_site.root / "records" / name).exists() for name in names))
 
 
 def test_the_failed_estimate_is_marked_in_the_record(module_site: Site, lives: Dict[str, str]) -> None:
@@ -193,7 +210,7 @@ def test_a_child_waits_for_the_second_run(module_site: Site, lives: Dict[str, st
 
 def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_consent(module_site: Site) -> None:
     site = module_site
-    site.configure(ladder=["+25%", "whole-gpu"], nice=0)
+    site.configure(ladder=["+25%", "whole-gpu"])
     conf = site.cluster.layout.slurm_conf
     before = conf.read_text()
     conf.write_text(before + "JobRequeue=0\n")
@@ -202,12 +219,11 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         seen = f'echo "has ${{SLURM_SHARDS_ON_NODE:-whole}}"; {ALWAYS}'
         always, refusing = site.submit(seen), site.submit(ALWAYS, oom="fail")
         until(lambda: site.runs(always) == 3, 180)
-        shown = site.ended(always, "FAILED")
+        site.ended(always, "FAILED")
         assert site.runs(always) == 3
         had = [line.split()[1] for line in site.out(always).splitlines() if line.startswith("has ")]
         # 12.8 GiB were needed at least: 13 shards, and a quarter on top.
         assert had == ["12", "17", "40" if version(site) < WHOLE_GPU_BESIDE_SHARDS else "whole"]
-        assert shown["Nice"] == "0"
         # The node's own records of the runs carry it too. One that was hurried past cred_expire may find its
         # credential still known to slurmd, which then leaves the Prolog out: so the first two runs only.
         records = [site.record(always, run) for run in range(2)]

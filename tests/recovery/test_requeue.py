@@ -15,7 +15,8 @@ from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.decisions import Decision
-from slurm_gpumem.formats.job_record import JobRecord, Measurement, write_job_record
+from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, write_job_record
+from slurm_gpumem.recovery import proof
 from slurm_gpumem.recovery.book import FOLDER_NAME, Book
 from slurm_gpumem.recovery.locks import lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
@@ -28,7 +29,7 @@ from tests.support.squeue import squeue_line
 COMMENT = "gpumem/1:est=11000,req=12288,shards=12,oom=requeue gpumem-end/1:run=0,saw=oom,by=torch"
 ENDED = Job(
     name="7", state="COMPLETING", reason="NonZeroExitCode", restarts=0, may_requeue=True, batch=True,
-    status="1:0", het=False, priority=100, nice=0, uid=1, partitions=("gpu",), request="gres/shard:12",
+    status="1:0", het=False, priority=100, uid=1, partitions=("gpu",), request="gres/shard:12",
     comment=COMMENT, number=7, user="anna", account="phys", qos="normal",
 )  # fmt: skip
 NEW, OLD = Site((24, 11, 5), True, None), Site((22, 5, 8), True, None)
@@ -36,7 +37,10 @@ WHOLE = parse_ladder(["whole-gpu"])
 PLAIN = RecoveryConfig(ladder=WHOLE)
 
 
-MEASURED = JobRecord(7, 0, 1, "n1", 1000.0, end=1100.0, measured=Measurement(12, True, 12288, 12000.0))
+HIT = FaultEvent("mps-fault", "GPU-1", 1050.0, (8,))
+MEASURED = JobRecord(
+    7, 0, 1, "n1", 1000.0, end=1100.0, measured=Measurement(12, True, 12288, 12000.0, events=(HIT,))
+)
 
 
 class OneJob:
@@ -82,8 +86,6 @@ class OneJob:
         if "Gres" in fields:
             shown = {} if self.lies else {"request": fields["Gres"], "comment": fields["Comment"]}
             return self._do("change", **shown)
-        if "Nice" in fields:
-            return self._do("nice", nice=int(fields["Nice"]))
         if "AdminComment" in fields:
             self.said = fields["AdminComment"]
             return self._do("say")
@@ -107,16 +109,12 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def preferring(tmp_path: Path) -> RecoveryConfig:
-    return RecoveryConfig(ladder=WHOLE, nice=-1000, spool=tmp_path / "spool")
-
-
 def recover(slurm: OneJob, state: Path, site: Site = NEW, config: RecoveryConfig = PLAIN) -> Outcome:
     there = site._replace(state=state)
     return Requeue(Controller(slurm.client), config, there, time.monotonic() + 1).recover("7")
 
 
-def test_nobody_jumps_the_queue_unless_the_site_says_so(state: Path) -> None:
+def test_nobody_jumps_the_queue(state: Path) -> None:
     slurm = OneJob(ENDED)
     assert recover(slurm, state).requeued
     assert slurm.done == ["hold", "change", "release"]
@@ -131,39 +129,16 @@ def test_hold_change_release(state: Path, site: Site, request_: str) -> None:
     assert slurm.now.request == request_
 
 
-@pytest.mark.parametrize(
-    ("change", "preferred"),
-    [
-        ({}, True),
-        ({"peak_mib": 9000.0}, False),
-        ({"peak_mib": None}, False),
-        # The limit is what the comment claims: its owner's word.
-        ({"shards_verified": False}, False),
-    ],
-)
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root's records count")
-def test_priority_is_for_those_whose_memory_root_saw_at_the_limit(
-    state: Path, tmp_path: Path, change: Dict[str, object], preferred: bool
-) -> None:
-    slurm = OneJob(ENDED)
-    measured = Measurement(12, True, 12288, 12000.0)._replace(**change)  # type: ignore[arg-type]
-    write_job_record(tmp_path / "spool", MEASURED._replace(measured=measured))
-    outcome = recover(slurm, state, config=preferring(tmp_path))
-    assert outcome.requeued
-    assert ("nice" in slurm.done) is preferred
-    assert ("no priority" in outcome.reason) is not preferred
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give files away")
 @pytest.mark.parametrize(
-    "how", ["none", "another owner", "another job", "another run", "another user", "link"]
+    "how", ["as root wrote it", "none", "another owner", "another job", "another run", "another user", "link"]
 )
-def test_no_record_but_roots_own_of_this_run_gives_priority(state: Path, tmp_path: Path, how: str) -> None:
-    slurm, spool = OneJob(ENDED), tmp_path / "spool"
-    record = MEASURED
-    if how == "another user":
-        record = record._replace(uid=2)
-    write_job_record(spool, record)
+def test_no_record_but_roots_own_of_this_run_shows_that_a_neighbour_hit_it(
+    state: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "_CLOSING_S", 0.0)
+    slurm, spool = OneJob(ENDED._replace(comment=COMMENT.replace("saw=oom", "saw=neighbour"))), tmp_path / "s"
+    write_job_record(spool, MEASURED._replace(uid=2) if how == "another user" else MEASURED)
     path = spool / "7.0.n1.json"
     if how == "none":
         path.unlink()
@@ -171,21 +146,15 @@ def test_no_record_but_roots_own_of_this_run_gives_priority(state: Path, tmp_pat
         os.chown(path, 65534, 65534)
     elif how == "another job":
         path.rename(spool / "8.0.n1.json")
-        write_job_record(spool, record._replace(job_id=9))
+        write_job_record(spool, MEASURED._replace(job_id=9))
         (spool / "9.0.n1.json").rename(path)
     elif how == "another run":
         path.rename(spool / "7.1.n1.json")
     elif how == "link":
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
-    assert recover(slurm, state, config=preferring(tmp_path)).requeued
-    assert "nice" not in slurm.done
-
-
-def test_a_nice_that_only_lets_it_wait_longer_needs_no_proof(state: Path, tmp_path: Path) -> None:
-    slurm = OneJob(ENDED)
-    recover(slurm, state, config=preferring(tmp_path)._replace(nice=100))
-    assert slurm.done[-1] == "nice"
+    outcome = recover(slurm, state, config=RecoveryConfig(ladder=WHOLE, spool=spool))
+    assert outcome.requeued is (how == "as root wrote it")
 
 
 def test_a_second_run_on_the_same_job_does_nothing(state: Path) -> None:
@@ -250,7 +219,7 @@ def test_a_job_that_its_owner_holds_with_a_forged_comment_gains_nothing(state: P
     held = ENDED._replace(state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=1)
     for comment in (forged, COMMENT):
         slurm = OneJob(held._replace(comment=comment))
-        outcome = recover(slurm, state, config=preferring(tmp_path))
+        outcome = recover(slurm, state)
         assert (outcome.requeued, slurm.done) == (False, [])
         assert "not by recovery" in outcome.reason
 

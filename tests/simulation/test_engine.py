@@ -167,6 +167,29 @@ def test_backfill_starts_short_jobs_without_delaying_the_first_of_the_queue() ->
     assert strict.start[2] >= 1100.0
 
 
+def test_others_go_around_a_job_until_it_has_waited_as_long_as_they_may() -> None:
+    long = [job(number, arrival=float(number), work=500.0, limit=9000.0) for number in (0, 2, 3, 4)]
+    large = job(1, arrival=1.0, work=100.0, limit=9000.0, gpus=2)
+    chosen = setup("slurm", gpus=2)
+    strict = simulate([*long, large], chosen)
+    # Slurm holds the second GPU for the large job from the start.
+    assert sorted(strict.start)[1] == pytest.approx(500.0)
+    patient = simulate([*long, large], chosen._replace(timing=chosen.timing._replace(reserve_after_s=600.0)))
+    started = dict(zip((one.number for one in patient.jobs), patient.start))
+    assert started[2] == pytest.approx(2.0)
+    # 600 s later nobody goes around it any more.
+    assert 1000.0 <= started[1] <= 1010.0
+
+
+def test_a_job_that_starts_up_slows_nobody_down_and_is_not_slowed_down() -> None:
+    jobs = [job(0, load=HEAVY, work=100.0), job(1, load=HEAVY, work=100.0)._replace(startup_s=60.0)]
+    alone, both = simulate(jobs[:1], setup("slurm-pack")), simulate(jobs, setup("slurm-pack"))
+    none = simulate([one._replace(startup_s=0.0) for one in jobs], setup("slurm-pack"))
+    assert alone.end[0] < both.end[0] < none.end[0]
+    # The first 60 s pass at full speed, whatever is beside it.
+    assert 100.0 < both.end[1] < none.end[1]
+
+
 def test_higher_priority_goes_first() -> None:
     jobs = [job(0), job(1, arrival=1.0), job(2, arrival=2.0, priority=5)]
     outcome = simulate(jobs, setup("slurm"))

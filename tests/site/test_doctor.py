@@ -43,6 +43,7 @@ CONFIG = {
     "PrologEpilogTimeout": "60",
     "TaskEpilog": "/etc/slurm/gpumem/task_epilog.sh",
     "EpilogSlurmctld": "/etc/slurm/gpumem/epilog_slurmctld.sh",
+    "SchedulerParameters": "bf_min_prio_reserve=595",
 }
 LUA = LuaReport(
     site={"mode": "opt-in", "gres": "shard", "shard_mib": "1024", "separator": "/"},
@@ -165,6 +166,23 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "no-time-limit",
         "DefaultTime=",
     ),
+    "small shares that wait behind a large one": (
+        config(SchedulerParameters="bf_continue"),
+        Severity.NOTE,
+        "queue-order",
+        "bf_min_prio_reserve=N",
+    ),
+    "nodes that fill up in order": (
+        replace(
+            config(SelectTypeParameters="CR_CORE_MEMORY,LL_SHARED_GRES"),
+            version=(24, 11, 5),
+            nodes=tuple({**HEALTHY.nodes[0], "NodeName": name} for name in ("n1", "n2")),
+            partitions=({**PARTITION, "LLN": "NO"},),
+        ),
+        Severity.NOTE,
+        "node-order",
+        "LLN=YES",
+    ),
     "an unknown MIG profile": (
         node(Gres="gpu:a100:4,gpu:5g.99gb:1,shard:a100:160"),
         Severity.WARNING,
@@ -176,26 +194,6 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.WARNING,
         "mig-shares",
         "Type=TYPE Count=N File=",
-    ),
-    "a waiting job whose MIG profile is gone": (
-        replace(
-            node(Gres="gpu:a100:4,gpu:a100_2g.10gb:2,shard:a100:160", Partitions="gpu"),
-            jobs=(
-                QueuedJob("gpu", "gres:gpu:a100_1g.5gb:1", "7", True),
-                QueuedJob("gpu", "gres:gpu:a100_2g.10gb:1", "8", True),
-                QueuedJob("gpu", "gres:gpu:a100_1g.5gb:1", "9", False),
-                QueuedJob("gpu", "gres:gpu:1", "10", True),
-            ),
-        ),
-        Severity.WARNING,
-        "mig-waiting",
-        "scontrol update jobid=7 gres=gpu:a100_2g.10gb:1",
-    ),
-    "... where Slurm cannot change it": (
-        OLD(jobs=(QueuedJob("gpu", "gres:gpu:a100_1g.5gb:1", "7", True),)),
-        Severity.WARNING,
-        "mig-waiting",
-        "cancel them",
     ),
     "uneven": (node(Gres="gpu:4,shard:150"), Severity.WARNING, "uneven-shares", "multiple"),
     "uneven by type": (
@@ -490,18 +488,6 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         )
         for check, fault in FAULTS.items()
     },
-    "drained by asking": (
-        replace(HEALTHY, harmed=(Silent("n1", "drained by the job that asked it: Prolog error"),)),
-        Severity.CRITICAL,
-        "node-drained",
-        "State=RESUME",
-    ),
-    "no job was submitted": (
-        replace(HEALTHY, withheld=(("n1", "n2"), "hook-not-run")),
-        Severity.CRITICAL,
-        "nodes-not-asked",
-        "--through",
-    ),
     "not asked": (replace(HEALTHY, unread=("limits: denied",)), Severity.NOTE, "not-asked", "as root"),
 }
 
@@ -622,7 +608,7 @@ def recorded(folder: Path, **more: Any) -> FakeSlurm:
         "scontrol show partition": "PartitionName=gpu OverSubscribe=NO DefMemPerCPU=8000\n",
         "sacctmgr show qos": "normal||||\n",
         "sacctmgr show assoc": "root|||\n",
-        "squeue -O": f"{'gpu':<64}{'7':<32}{'PENDING':<16}gres:shard:3090:3\n",
+        "squeue -O": f"{'gpu':<64}gres:shard:3090:3\n",
         "squeue -t PENDING -o %i|%r": "",
     }
     return FakeSlurm({**answers, **more})
@@ -633,7 +619,7 @@ def test_a_cluster_is_pictured_from_what_slurm_answers(tmp_path: Path) -> None:
     now = gather(recorded(tmp_path))
     assert (now.version_text, now.folder, now.policy) == ("24.11.5", tmp_path, {"mode": "on"})
     assert [node["Gres"] for node in now.shared_nodes()] == ["gpu:3090:4(S:0-1),shard:3090:96(S:0-1)"]
-    assert now.jobs == (QueuedJob("gpu", "gres:shard:3090:3", "7", True),)
+    assert now.jobs == (QueuedJob("gpu", "gres:shard:3090:3"),)
     assert (now.left_held, now.limits, now.unread) == ((), (), ())
 
 

@@ -14,6 +14,7 @@ from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.formats.remembered import CpuRun, Recipe, write_remembered
 from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
+from slurm_gpumem.site.queue_order import flow_settings
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.placement import placements
 from tests.support.slurm_jobs import submit
@@ -120,6 +121,48 @@ def test_small_shares_that_end_in_time_flow_around_a_large_one_and_others_wait(
     cluster.run(["scancel", half, short], check=True)
     until(lambda: states(cluster).get(large) == "RUNNING")
     assert states(cluster)[long] == "PENDING"
+
+
+def test_small_shares_go_around_a_large_one_until_it_has_waited_long_enough(make_cluster: Any) -> None:
+    flow = flow_settings({})
+    lines = tuple(f"{key}={value}" for key, value in flow.items())
+    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines)
+    half = submit(cluster, "--gres=shard:20", "--mem=64", "--time=30", command="sleep 600")
+    gpus_of(cluster, [half])
+    large = submit(cluster, "--gres=shard:40", "--mem=64", "--time=30", command="sleep 600")
+    small = submit(cluster, *SMALL, "--time=60", command="sleep 600")
+    until(lambda: states(cluster).get(small) == "RUNNING")
+    assert states(cluster)[large] == "PENDING"
+    # What an hour of age gives it.
+    cluster.run(["scontrol", "update", f"jobid={large}", "priority=600"], check=True)
+    late = submit(cluster, *SMALL, "--time=60", command="sleep 600")
+    until(lambda: _reason(cluster, late) == "Priority")
+    cluster.run(["scancel", half, small], check=True)
+    until(lambda: states(cluster).get(large) == "RUNNING")
+    assert states(cluster)[late] == "PENDING"
+
+
+def test_shares_meet_on_no_gpu_of_a_partition_with_lln_while_another_is_idle(make_cluster: Any) -> None:
+    nodes = (NodeSpec("n1", gpus=2), NodeSpec("n2", gpus=2))
+    gpumem = str(Path(sys.executable).with_name("gpumem"))
+    done = make_cluster(nodes=nodes).run([gpumem, "setup", "--untried"])
+    assert done.returncode == 0, done.stderr
+    added = [line[1:] for line in done.stdout.splitlines() if line.startswith("+")]
+    can = any(SPREAD_WORD in line for line in added)
+    # 22.05 cannot spread within a node, so it is no use between them.
+    assert any(line.startswith("PartitionName=gpu") and "LLN=YES" in line for line in added) == can
+    settings = tuple(line for line in added if line.startswith("SelectTypeParameters="))
+    partition = f"PartitionName=level Nodes=n[1-2]{' LLN=YES' if can else ''}"
+    cluster = make_cluster(nodes=nodes, extra_conf=(*settings, partition))
+    jobs = []
+    for _ in range(4):
+        jobs.append(submit(cluster, *SMALL, "--partition=level", command="sleep 600"))
+        gpus_of(cluster, jobs[-1:])
+    nodes_of = [
+        cluster.run(["squeue", "-h", "-j", job, "-o", "%N"], check=True).stdout.strip() for job in jobs
+    ]
+    places = list(zip(nodes_of, gpus_of(cluster, jobs)))
+    assert len(set(places)) == (4 if can else 1)
 
 
 def _start(cluster: Cluster, job: str) -> Optional[str]:

@@ -18,6 +18,7 @@ from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf
 from slurm_gpumem.site.hook_files import SCRIPTS
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.queue_order import WORD, flow_settings
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, write_files
 from slurm_gpumem.site.slurm_conf import partition_memory, wanted_settings
@@ -358,16 +359,86 @@ def test_partitions_without_a_time_limit_are_named_since_backfill_needs_one() ->
     assert [note for note in notes if "has no time limit: DefaultTime=" in note]
 
 
+TWO_NODES = "NodeName=n[1-2] Gres=gpu:a100:4\nPartitionName=gpu Nodes=n[1-2]\nPartitionName=cpu Nodes=c1\n"
+
+
+def several_nodes(**config: str) -> Snapshot:
+    now = snapshot({"slurm.conf": TWO_NODES}, **config)
+    return replace(now, partitions=tuple({**part, "LLN": "NO"} for part in now.partitions))
+
+
+def test_partitions_of_several_shared_nodes_take_the_least_loaded_one_and_get_the_highest_limit() -> None:
+    files = propose(SetupOptions(), several_nodes(), memory_of).files
+    assert "PartitionName=gpu Nodes=n[1-2] LLN=YES" in files["slurm.conf"]
+    assert "PartitionName=cpu Nodes=c1\n" in files["slurm.conf"]
+    assert "max_slowdown = 2.5\n" in files["gpumem.toml"]
+    packed = propose(SetupOptions(placement="pack"), several_nodes(), memory_of).files
+    assert "LLN" not in packed["slurm.conf"]
+    assert "max_slowdown = 1.15\n" in packed["gpumem.toml"]
+
+
+@pytest.mark.parametrize(
+    ("tables", "share"),
+    [
+        ({"sharing": {"max_slowdown": 2, "unknown_activity": 0.5}, "node": {"mps": "shared"}}, True),
+        ({"sharing": {"max_slowdown": 2}, "node": {"mps": "shared"}}, False),
+        ({"sharing": {"utilization": "ignore", "unknown_activity": 0.5}}, False),
+    ],
+)
+def test_plain_sbatch_counts_unknown_activity_as_the_site_says(tables: Dict[str, Any], share: bool) -> None:
+    now = replace(snapshot({"gpumem.toml": "[sharing]\n"}), tables=tables)
+    assert ("unknown_share = 0." in propose(SetupOptions(), now, memory_of).files["gpumem_site.lua"]) == share
+    new = propose(SetupOptions(), several_nodes(), memory_of).files["gpumem_site.lua"]
+    assert "unknown_share = 0." in new
+
+
+def test_a_partition_with_other_nodes_keeps_its_order_of_nodes_and_gets_a_lower_limit() -> None:
+    now = several_nodes()
+    other = {"NodeName": "c1", "Partitions": "gpu,cpu", "CPUTot": "64", "RealMemory": "512000"}
+    proposal = propose(SetupOptions(), replace(now, nodes=(*now.nodes, other)), memory_of)
+    assert "LLN" not in proposal.files["slurm.conf"]
+    assert "max_slowdown = 1.5\n" in proposal.files["gpumem.toml"]
+    # The order of the queue counts for nodes without GPUs, too: only a note.
+    assert WORD not in proposal.files["slurm.conf"]
+    assert [note for note in proposal.notes if WORD in note]
+
+
+def test_small_shares_go_around_one_that_has_waited_for_less_than_an_hour() -> None:
+    text = propose(SetupOptions(), several_nodes(PriorityType="priority/basic"), memory_of).files[
+        "slurm.conf"
+    ]
+    wanted = ("PriorityType=priority/multifactor", "PriorityWeightAge=100000", f"{WORD}=595")
+    assert all(line in text for line in wanted)
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (
+            {"PriorityWeightAge": "1000", "PriorityMaxAge": "1-00:00:00"},
+            {"SchedulerParameters": f"{WORD}=42"},
+        ),
+        ({"PriorityWeightAge": "1000", "PriorityWeightFairShare": "1000"}, {}),
+        ({"SchedulerParameters": f"bf_continue,{WORD}=7"}, {}),
+        ({"SchedulerType": "sched/builtin"}, {}),
+    ],
+)
+def test_priorities_that_a_site_has_chosen_stay(config: Dict[str, str], wanted: Dict[str, str]) -> None:
+    assert flow_settings({"PriorityType": "priority/multifactor", **config}) == wanted
+
+
 def tables_of(text: str, folder: Path) -> Dict[str, Any]:
     (folder / "gpumem.toml").write_text(text)
     return load_toml(folder / "gpumem.toml")
 
 
-@pytest.mark.parametrize(("placement", "limit"), [("spread", 1.5), ("pack", 1.15)])
+@pytest.mark.parametrize(
+    ("placement", "level", "limit"), [("spread", True, 2.5), ("spread", False, 1.5), ("pack", False, 1.15)]
+)
 def test_a_new_site_gets_one_server_for_all_users_and_a_written_limit_and_may_change_both(
-    placement: str, limit: float, tmp_path: Path
+    placement: str, level: bool, limit: float, tmp_path: Path
 ) -> None:
-    plan = SitePlan(groups=(), placement=placement)
+    plan = SitePlan(groups=(A100,), placement=placement, level=level)
     text = toml_file(plan)
     tables = tables_of(text, tmp_path)
     assert tables["node"] == {"mps": "shared"}

@@ -65,8 +65,20 @@ def test_a_job_with_at_most_one_gpu_can_share(
         (["--gres=gpu:a100:1,gpu:h200:1"], "it asks for several kinds of GPUs"),
         (["--exclusive", "--gres=gpu:1"], "--exclusive takes whole nodes"),
         (["--exclusive=user"], "--exclusive takes whole nodes"),
-        (["-N", "2", "--gres=gpu:1"], "it runs on 2 nodes"),
-        (["--nodes=2-4"], "it runs on 2 nodes"),
+        (["-N", "2", "--gres=gpu:2"], "it asks for 2 GPUs on each of 2 nodes (--gres)"),
+        (
+            ["-N", "2", "--gpus=2"],
+            "--gpus counts the GPUs of its 2 nodes together (--gres=gpu:1 would share)",
+        ),
+        (
+            ["-N", "2", "-n", "4", "--gres=gpu:1"],
+            "it runs 2 tasks on one GPU on each of 2 nodes (--ntasks-per-node=1 would share)",
+        ),
+        (
+            ["-N", "2", "--ntasks-per-node=2", "--gpus-per-task=1"],
+            "it asks for 2 GPUs on each of 2 nodes (--gpus-per-task)",
+        ),
+        (["-N", "2", "--exclusive", "--gres=gpu:1"], "--exclusive takes whole nodes"),
         (["-n", "4", "--gres=gpu:1"], "its 4 tasks may run on several nodes (-N 1 would share)"),
         (["--tres-per-task=gres/gpu:1"], "--tres-per-task asks for its GPUs"),
     ],
@@ -78,6 +90,21 @@ def test_a_job_that_needs_more_keeps_whole_gpus_and_says_why(argv: Sequence[str]
 def test_one_node_is_no_obstacle() -> None:
     assert wish("-N", "1", "--gres=gpu:1").keep_whole is None
     assert wish("-N", "1", "-n", "4", "--gres=gpu:1").keep_whole is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "total"),
+    [
+        (["-N", "2", "--gres=gpu:1"], 2),
+        (["--nodes=2-4", "--gpus-per-node=1"], 2),
+        (["-N", "2", "-n", "2", "--gres=gpu:a100:1"], 2),
+        (["-N", "4", "--ntasks-per-node=1", "--gpus-per-task=1"], 4),
+        (["-N", "2"], 0),
+    ],
+)
+def test_one_gpu_on_each_of_several_nodes_may_be_a_part_of_one(argv: Sequence[str], total: int) -> None:
+    said = wish(*argv)
+    assert (said.keep_whole, said.total) == (None, total)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,13 @@ def test_gpus_of_a_job_as_its_tres_say(tres: str, gpus: int, kind: str) -> None:
     assert (job.gpus, job.gpu_type) == (gpus, kind)
 
 
+def test_a_job_with_shards_on_two_nodes_had_two_gpus() -> None:
+    (job,) = parse_history(
+        [HEADER, _row(AllocTRES="cpu=8,gres/shard=24,node=2", NodeList="n[01-02]")], "x"
+    ).jobs
+    assert (job.gpus, job.nodes) == (2, ("n01", "n02"))
+
+
 def test_jobs_without_gpus_or_that_never_ran_are_left_out() -> None:
     lines = [
         HEADER,

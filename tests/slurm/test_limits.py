@@ -6,13 +6,13 @@ from typing import Dict, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.limits import JobLimits, exceeded
+from slurm_gpumem.slurm.limits import JobLimits, TresLimit, exceeded
 from slurm_gpumem.slurm.queue import Job
 from tests.support.fake_slurm import FakeSlurm
 
 JOB = Job(
     name="7", state="FAILED", reason="", restarts=0, may_requeue=True, batch=True, status="1:0", het=False,
-    priority=1, nice=0, uid=5, partitions=("gpu",), request="gres/shard:12", comment="", number=7,
+    priority=1, uid=5, partitions=("gpu",), request="gres/shard:12", comment="", number=7,
     user="anna", account="sub", qos="normal",
 )  # fmt: skip
 NONE = "cpu=N(0),mem=N(0),gres/gpu=N(0),gres/shard=N(0)"
@@ -66,6 +66,15 @@ def test_the_limit_that_is_exceeded_is_named(text: str, where: str) -> None:
     assert in_the_way(text, "shard", 21) == where
     assert in_the_way(text, "shard", 20) == ""
     assert in_the_way(text, "gpu", 1) == ""
+
+
+def test_a_limit_counts_shards_of_all_nodes_unless_it_is_one_for_each() -> None:
+    all_nodes = TresLimit("gres/shard", 20, "MaxTRESPJ of QOS normal")
+    each_node = TresLimit("gres/shard", 20, "MaxTRESPN of QOS normal")
+    assert exceeded([all_nodes], "shard", None, 11, 2) == "MaxTRESPJ of QOS normal is gres/shard=20"
+    assert exceeded([all_nodes], "shard", None, 10, 2) is None
+    assert exceeded([each_node], "shard", None, 20, 2) is None
+    assert exceeded([each_node], "shard", None, 21, 2) is not None
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,11 @@ def test_the_words_of_each_version_are_understood(gres: str, expected: list[Plac
     assert placements(job_text(gres)) == expected
 
 
+def test_nodes_on_which_a_job_has_the_same_are_told_apart() -> None:
+    text = job_text("shard:a100:12(12/40,0/40)").replace("Nodes=n1 ", "Nodes=n[1-2] ")
+    assert placements(text) == [Placement("n1", 0, "shard", 12), Placement("n2", 0, "shard", 12)]
+
+
 def test_a_waiting_job_is_nowhere() -> None:
     assert placements("JobId=7 JobName=x\n   JobState=PENDING NodeList=\n") == []
 

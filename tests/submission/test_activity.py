@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.estimators.types import Utilization
-from slurm_gpumem.submission.activity import activity_of
+from slurm_gpumem.submission.activity import activity_of, weigh_activity
 
 
 def test_a_share_counts_on_turns_unless_one_server_runs_everybodys_jobs() -> None:
@@ -14,3 +14,23 @@ def test_a_share_counts_on_turns_unless_one_server_runs_everybodys_jobs() -> Non
         shares[way] = found.share
     # Neighbours may be somebody else's: then they take turns, with a server for each user as without any.
     assert shares["per-user"] == shares["timeslice"] == shares["off"] > shares["shared"]
+
+
+def test_a_higher_limit_that_changes_nothing_is_said_to_do_so() -> None:
+    busy = Utilization(90.0, 36.0, 36.0, 0.03, {}, 0.8, launch_bound=False, source="trace", measured=True)
+    policy = SharingPolicy(node_mps="per-user", max_slowdown=2.0)
+    for own in (3.0, 10.0):
+        (found,), (warning,) = weigh_activity([busy], own, ["gpu"], policy)
+        assert found is not None
+        assert found.share == 0.5
+        assert warning.startswith(f"max-slowdown {own:g} asks for no less than the site's 2")
+    assert weigh_activity([busy], 1.5, ["gpu"], policy)[1] == []
+    assert weigh_activity([busy], None, ["gpu"], policy)[1] == []
+
+
+def test_the_most_that_is_said_has_room_for_jobs_that_leave_the_gpu_idle() -> None:
+    for way, most in (("shared", 2.8), ("per-user", 2.0)):
+        light = Utilization(20.0, 8.0, 8.0, 0.003, {}, 0.8, launch_bound=True, source="trace", measured=True)
+        found = activity_of(light, 2.0, None, SharingPolicy(node_mps=way))
+        assert found is not None
+        assert abs(found.at_most(2.0) - most) < 1e-9

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 import pytest
 
-from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy
+from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy, TraceSettings
 from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
+from slurm_gpumem.report.submission import submission_json, submission_line
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import Plan, choose_request, decide
+from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
 from slurm_gpumem.submission.job_trace.before_submission import whole_gpu_instead
@@ -204,6 +207,44 @@ def test_code_that_no_text_shows_shares_a_gpu_by_default_gets_a_whole_one_or_is_
         UsageError, match=r"PairBlock\.forward .* `gpumem trace` can\. This site does not guess"
     ):
         unseen_plan("ask", model="pair.txt")
+
+
+def unfinished_plan(rule: str, *, measured: bool = False, **own: str) -> Plan:
+    """The plan for a job whose trace saw a part of its script, at a site with this rule."""
+    summary = read_summary(EXAMPLES / "train.json")
+    assert summary.trace is not None
+    summary = replace(summary, trace=replace(summary.trace, unfinished="2 of 30 epochs"))
+    run = ScriptRun("jobs/job.sh", b"", (), {}, "/", GpuFacts())
+    trace = Trace(run, TracedScript(b"", {}, (), (), {}, 4.2), summary, find_gpu("a100"), cached=False)
+    job = asked(**own)
+    job = job._replace(config=job.config._replace(trace=TraceSettings(unfinished=rule)), traced=trace)
+    margin = Margin() if measured else Margin(group="trace")
+    name = "remembered" if measured else "trace"
+    found = Estimate(5000, 9000, 5000, {}, name, "A100", TrainingJob(8), margin=margin)
+    on = (NeedOnGpu(GpuModel("a100"), Need(5000, 9000), found, None),)
+    candidates = CandidateGpus(
+        partitions=("gpu",), kinds=(A100,), models=(GpuModel("a100"),), gpu_keeps_off_shards=True
+    )
+    return choose_request(job, Workload(summary=summary), candidates, Needs(on))
+
+
+def test_a_job_whose_script_was_not_seen_to_its_end_gets_a_margin_a_whole_gpu_or_is_refused() -> None:
+    widened = unfinished_plan("margin")
+    assert widened.request is not None
+    assert widened.request.gres == "shard:9"
+    assert "job.sh (traced in 4 s, not to its end: 2 of 30 epochs): " in submission_line(widened)
+    assert submission_json(decision_of(widened, build_call(widened)))["unfinished"] == "2 of 30 epochs"
+    whole = unfinished_plan("whole-gpu")
+    assert (whole.shared, whole.reason) == (False, "the trace saw 2 of 30 epochs (trace.unfinished)")
+    with pytest.raises(UsageError, match=r"seen were 2 of 30 epochs\. This site does not guess here"):
+        unfinished_plan("ask")
+
+
+def test_what_a_run_has_shown_counts_instead_of_an_unfinished_trace() -> None:
+    known = unfinished_plan("ask", measured=True)
+    assert known.request is not None
+    assert (known.request.gres, known.unfinished) == ("shard:9", "")
+    assert "not to its end" not in submission_line(known)
 
 
 def test_a_text_without_shapes_never_decides_a_share() -> None:

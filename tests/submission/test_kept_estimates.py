@@ -10,15 +10,15 @@ from typing import List, Tuple
 
 import pytest
 
+from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.learned import GpuConstant, constants_json
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.submission import kept_estimates
-from slurm_gpumem.submission.kept_estimates import estimate_once
+from slurm_gpumem.submission.kept_estimates import estimate_once, memory_once
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.utilization import predict
 
 ROOT = Path(__file__).resolve().parents[2]
 RESNET = ROOT / "docs" / "examples" / "resnet50.txt"
@@ -50,13 +50,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     """The estimates that were really made, by their estimator's name."""
     found: List[str] = []
-    real = predict.estimate_with_utilization
+    real = registry.run
 
     def counted(name: str, *rest: object) -> Estimate:
         found.append(name)
         return real(name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(predict, "estimate_with_utilization", counted)
+    monkeypatch.setattr(registry, "run", counted)
     return found
 
 
@@ -78,6 +78,15 @@ def test_a_kept_estimate_is_the_same_in_every_part(tmp_path: Path, made: List[st
         assert again == first
         assert again.utilization == first.utilization
     assert len(made) == 2
+
+
+def test_utilization_is_predicted_once_it_is_asked_for(made: List[str]) -> None:
+    summary, job = _job(RESNET)
+    asked = summary, job, find_gpu("a100"), None
+    assert memory_once("auto", *asked).utilization is None
+    assert estimate_once("auto", *asked).utilization is not None
+    assert memory_once("auto", *asked).utilization is not None
+    assert len(made) == 1
 
 
 def test_another_batch_gpu_coverage_or_text_is_estimated(tmp_path: Path, made: List[str]) -> None:

@@ -26,7 +26,6 @@ from slurm_gpumem.submission.script_remarks import (
 from slurm_gpumem.submission.server_fractions import SERVERS, fraction_of, unshared_server_remark
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.submission import RawInput, Submission, Workload
-from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 
@@ -96,23 +95,13 @@ def test_a_batch_divided_over_several_gpus_draws_no_remark() -> None:
     assert batch_remark(job, Workload(job=TrainingJob(32))) is None
 
 
-def remark_for(body: str, summary_format: Optional[str] = None) -> Optional[str]:
-    job = asked(body)
-    summary = None
-    if summary_format:
-        shows = BY_NAME[summary_format].shows
-        summary = ModelSummary(summary_format, (Layer("Dense", params=8),), shows=shows)
-    return preallocation_remark(job, summary, GpuModel("a100"), 10 * 1024)
+def remark_for(body: str) -> Optional[str]:
+    return preallocation_remark(asked(body), GpuModel("a100"), 10 * 1024)
 
 
-@pytest.mark.parametrize(
-    ("body", "summary_format"),
-    [("python train.py", "keras"), ("python -m jax_train", None), ("python train_tf.py", None)],
-)
-def test_a_job_that_preallocates_is_offered_the_part_of_the_gpu_that_is_its_share(
-    body: str, summary_format: Optional[str]
-) -> None:
-    remark = remark_for(body, summary_format)
+@pytest.mark.parametrize("body", ["python -m jax_train", "python train_tf.py"])
+def test_a_job_that_preallocates_is_offered_the_part_of_the_gpu_that_is_its_share(body: str) -> None:
+    remark = remark_for(body)
     assert remark is not None
     assert "JAX takes 75 % of the whole GPU's memory" in remark
     # 10 GiB without the CUDA context, of 40 GiB
@@ -121,19 +110,16 @@ def test_a_job_that_preallocates_is_offered_the_part_of_the_gpu_that_is_its_shar
 
 
 @pytest.mark.parametrize(
-    ("body", "summary_format"),
+    "body",
     [
-        ("python train.py", None),
-        ("python train.py", "torchinfo"),
-        ("export XLA_PYTHON_CLIENT_PREALLOCATE=false\npython train_jax.py", None),
-        ("export TF_FORCE_GPU_ALLOW_GROWTH=true\npython train.py", "keras"),
-        ("python ajaxian.py", None),
+        "python train.py",
+        "export XLA_PYTHON_CLIENT_PREALLOCATE=false\npython train_jax.py",
+        "export TF_FORCE_GPU_ALLOW_GROWTH=true\npython train_tf.py",
+        "python ajaxian.py",
     ],
 )
-def test_pytorch_jobs_and_those_that_have_settled_it_get_no_remark(
-    body: str, summary_format: Optional[str]
-) -> None:
-    assert remark_for(body, summary_format) is None
+def test_pytorch_jobs_and_those_that_have_settled_it_get_no_remark(body: str) -> None:
+    assert remark_for(body) is None
 
 
 @pytest.mark.parametrize(
@@ -186,6 +172,16 @@ def test_a_file_that_sets_cudnn_benchmark_is_remarked_for_a_text_of_convolutions
     train.write_text("# torch.backends.cudnn.benchmark = True\n")
     assert source_remarks(asked(f"python {train}"), convolutions) == ()
     assert source_remarks(asked("python missing.py"), convolutions) == ()
+
+
+def test_a_job_with_a_limit_is_not_told_of_what_cudnn_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.backends.cudnn.benchmark = True\n")
+    (tmp_path / "gpumem.toml").write_text('[node]\nmps = "shared"\n')
+    monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(tmp_path / "gpumem.toml"))
+    convolutions = ModelSummary("torchinfo", (Layer("Conv2d", params=8),))
+    assert source_remarks(asked(f"python {tmp_path / 'train.py'}"), convolutions) == ()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tests.summaries.test_own_format import SUMMARY as OWN
 SAMPLES = Path(__file__).resolve().parent / "samples"
 PACKAGE = Path(slurm_gpumem.__file__).parent
 FIXTURES = {
-    "keras": "keras-3.15.1-box-nested",
     "torchsummary": "torchsummary-1.5.1-open-resnet18",
     "modelsummary": "modelsummary-1.1.7-inputs-resnet18",
     "pytorch-model-summary": "pytorch-model-summary-0.1.2-all-resnet18",

@@ -67,6 +67,11 @@ def test_a_summary_keeps_that_the_script_came_to_its_end() -> None:
     assert read_summary(to_json(ended)) == ended
 
 
+def test_a_summary_keeps_how_much_was_seen_of_a_script_whose_end_was_not() -> None:
+    cut = replace(SUMMARY, trace=replace(TRACE, unfinished="2 of 30 epochs"))
+    assert read_summary(to_json(cut)) == cut
+
+
 def test_a_summary_of_an_older_version_has_no_kernels() -> None:
     document = json.loads(to_json(SUMMARY))
     del document["trace"]["kernels"]
@@ -104,7 +109,7 @@ def test_releases_name_the_block_that_was_allocated_so_many_allocations_ago() ->
         ({"events": [99]}, "event 0"),
         ({"way": "magic"}, "way is 'magic'"),
         ({"phases": []}, "no phase"),
-        ({"sites": [[[1], 0]]}, "four or five"),
+        ({"sites": [[[1], 0]]}, "four to six"),
         ({"job": {"batch": 0}}, "batch is 0"),
         ({"job": {"batch": 4, "cores": 1}}, "unknown field"),
     ],

@@ -30,8 +30,6 @@ def grown(stem: str) -> str:
         "torchinfo-1.8.0-depth20-resnet50",
         "torchinfo-1.8.0-full-resnet50",
         "torchsummary-1.5.1-open-resnet50",
-        "keras-3.15.1-box-resnet50",
-        "keras-2.15.0-plain-resnet50",
         "print-torch-print-resnet50",
     ],
 )
@@ -52,4 +50,4 @@ def test_only_the_needed_parser_is_loaded() -> None:
     )
     loaded = set(result.stdout.split())
     assert "torchinfo" in loaded
-    assert not loaded & {"torchsummary", "keras", "printed", "printed_params", "refuse", "fingerprint"}
+    assert not loaded & {"torchsummary", "printed", "printed_params", "refuse", "fingerprint"}

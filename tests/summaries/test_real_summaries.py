@@ -11,7 +11,7 @@ from slurm_gpumem.summaries.detect import parse
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, ModelSummary
 from tests.summaries.saved_summaries import Saved, one, saved_summaries, select
 
-ALL = list(saved_summaries().values())
+ALL = [saved for saved in saved_summaries().values() if saved.tool != "keras"]
 # Tables that show every call of every layer. (Tools that name a module once, or cut at a depth, do not.)
 WHOLE = [
     saved
@@ -66,8 +66,7 @@ def test_the_tool_is_recognised_and_every_line_understood(saved: Saved) -> None:
 COUNTING = [
     saved
     for saved in ALL
-    if saved.tool == "keras"
-    or (saved.tool == "torchinfo" and saved.version in ("1.7.2", "1.8.0"))
+    if (saved.tool == "torchinfo" and saved.version in ("1.7.2", "1.8.0"))
     or saved.label == "hierarchy"
     or saved.model in PLAIN
 ]
@@ -105,7 +104,7 @@ def test_the_batch_is_found(saved: Saved) -> None:
     assert read(saved).batch == saved.batch
 
 
-NAMED = select(tool=("torchinfo", "keras", "print"))
+NAMED = select(tool=("torchinfo", "print"))
 
 
 @pytest.mark.parametrize("saved", NAMED, ids=ids(NAMED))
@@ -187,22 +186,6 @@ def test_old_kernel_shapes_lose_their_channels(version: str) -> None:
     assert next(layer for layer in summary.layers if layer.kind == "Conv2d").kernel == (7, 7)
 
 
-def test_several_inputs_of_a_keras_model_are_found() -> None:
-    summary = parse(one("keras-3.15.1-box-two-inputs"), origin="two")
-    assert set(summary.input_shapes) == {(-1, 10), (-1, 4)}
-    joined = next(layer for layer in summary.layers if layer.kind == "Concatenate")
-    assert joined.inputs == ((-1, 6), (-1, 6))
-
-
-@pytest.mark.parametrize("style", ["keras-3.15.1-box", "keras-2.15.0-plain"])
-def test_an_expanded_keras_model_is_not_counted_twice(style: str) -> None:
-    summary = parse(one(f"{style}-nested"), origin="nested")
-    outer = summary.layers[0]
-    assert (outer.kind, outer.leaf, outer.params) == ("Functional", False, 0)
-    assert {layer.depth for layer in summary.layers} == {0, 1}
-    assert {"BatchNormalization", "GlobalAveragePooling2D"} <= {layer.kind for layer in summary.layers}
-
-
 def test_the_weights_of_attention_that_old_tools_leave_out_are_added() -> None:
     summary = parse(one("torchinfo-1.6.6-columns-transformer"), origin="transformer")
     attention = next(layer for layer in summary.layers if layer.kind == "MultiheadAttention")
@@ -229,7 +212,6 @@ def test_what_needs_nobodys_doing_is_no_warning() -> None:
         ("print-torch-print-t5", "does not show the parameters of T5LayerNorm"),
         ("print-torch-print-unet", "activations are unknown"),
         ("torchinfo-1.8.0-no-input-bert", "activations are unknown"),
-        ("keras-3.15.1-wide-lstm", '"Param #" is cut off'),
     ],
 )
 def test_what_a_tool_leaves_out_is_said(stem: str, needle: str) -> None:

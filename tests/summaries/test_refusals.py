@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_gpumem.errors import SummaryError
+from slurm_gpumem.summaries.detect import parse
 from slurm_gpumem.summaries.reader import read_summary
+from tests.summaries.saved_summaries import Saved, select
 
 CASES = {
     "Python code": (b"import torch\nprint(1)\n", "line 1 looks like Python code, not a model summary"),
@@ -60,3 +62,9 @@ def test_the_command_refuses_with_exit_code_2_and_no_traceback(tmp_path: Path) -
     assert result.returncode == 2
     assert result.stderr.startswith("gpumem: train.py: which function or class builds the model?\n")
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("saved", select(tool="keras"), ids=lambda saved: saved.stem)
+def test_a_keras_summary_is_named_and_refused(saved: Saved) -> None:
+    with pytest.raises(SummaryError, match="a Keras summary: estimates are for PyTorch"):
+        parse(saved.text, origin="x")

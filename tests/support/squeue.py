@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_gpumem.slurm.queue import Job
 
-_WIDTHS = (32, 16, 40, 8, 8, 8, 12, 12, 24, 16, 16, 16, 64, 128, 128, 400, 400, 1100)
+_WIDTHS = (32, 16, 40, 8, 8, 8, 12, 12, 24, 16, 16, 64, 128, 128, 8, 400, 400, 1100)
 
 
 def squeue_cells(*cells: str) -> str:
@@ -24,12 +24,12 @@ def squeue_line(job: Job) -> str:
         job.status,
         "6" if job.het else "N/A",
         str(job.priority),
-        str(job.nice),
         str(job.uid),
         str(job.number),
         job.user,
         job.account,
         job.qos,
+        str(job.nodes),
         ",".join(job.partitions),
         job.request or "N/A",
         job.comment,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,7 +69,7 @@ def test_whatever_is_on_a_gpu_the_line_keeps_its_width(units: list[int], capacit
 
 
 def test_jobs_stand_in_the_order_of_their_submission_and_one_that_ended_is_not_drawn() -> None:
-    jobs = [DemoJob(str(number), "x", Path("x.sh")) for number in (1, 2, 3)]
+    jobs = [DemoJob(str(number), "x") for number in (1, 2, 3)]
     where = {"3": [Placement("n1", 1, "shard", 5)], "2": [Placement("n1", 1, "shard", 7)]}
     rows = gpu_rows(default_nodes(1), jobs, where)
     assert [[segment.job for segment in row.segments] for row in rows[:2]] == [[], ["2", "3"]]

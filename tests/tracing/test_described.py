@@ -19,6 +19,7 @@ from slurm_gpumem.estimators.training_job import (  # noqa: E402
     training_job,
 )
 from slurm_gpumem.report.estimate import describe_model  # noqa: E402
+from slurm_gpumem.tracing.described import torch_version  # noqa: E402
 from slurm_gpumem.tracing.trace_model import summarize  # noqa: E402
 
 
@@ -68,3 +69,21 @@ def test_an_optimizer_without_a_rule_of_ours_is_named_as_it_is() -> None:
 def test_a_model_that_is_trained_in_part_says_how_much_is() -> None:
     summary = summarize(Adapted(), torch.zeros(8, 64))
     assert describe_model(summary).endswith("8,256 parameters, 4,096 trained)")
+
+
+@pytest.mark.parametrize(
+    ("version", "has_cuda", "said"),
+    [
+        ("2.13.0+cpu", False, "2.13.0+cpu"),
+        # As conda and macOS build it.
+        ("2.13.0", False, "2.13.0+cpu"),
+        ("2.13.0", True, "2.13.0"),
+        ("2.13.0+cu130", True, "2.13.0+cu130"),
+    ],
+)
+def test_a_trace_says_whether_the_build_that_made_it_has_cuda(
+    version: str, has_cuda: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch._C, "_has_cuda", has_cuda)
+    assert torch_version() == said

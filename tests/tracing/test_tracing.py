@@ -230,5 +230,16 @@ def test_rolling_three_dimensions_takes_two_tensors_more(found: Dict[str, Any]) 
     assert bytes_of(found["as_on_cuda"]["rolled"], "roll")[:3] == 3 * [8 * 50 * 64 * 4]
 
 
+@pytest.mark.parametrize(
+    ("rows", "beside"), [(1, [8, 12]), (100, [8, 8, 4, 12]), (200, [8, 12])], ids=["one", "few", "many"]
+)
+def test_long_rows_are_sorted_beside_their_results(
+    found: Dict[str, Any], rows: int, beside: List[int]
+) -> None:
+    """Bytes for each number: values, their places, both before the sort, and what CUB needs."""
+    taken = bytes_of(found["as_on_cuda"]["ordered"][str(rows)], "sort")
+    assert taken[: 2 + len(beside)] == [rows * 5000 * each for each in (4, 8, *beside)]
+
+
 def test_where_a_library_switches_autocast_off_it_is_off(found: Dict[str, Any]) -> None:
     assert 8 * 50 * 50 * 4 in bytes_of(found["as_on_cuda"]["switched off"], "bmm")

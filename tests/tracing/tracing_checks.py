@@ -432,6 +432,9 @@ def as_on_cuda() -> Dict[str, Any]:
     def rolled(x: torch.Tensor) -> torch.Tensor:
         return torch.roll(x, (1, 2, 3), (0, 1, 2))
 
+    def ordered(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 5000).sort(descending=True)[0]
+
     library = ModuleType("transformers.utils.generic")
     library.maybe_autocast = (  # type: ignore[attr-defined]
         lambda device_type, enabled=True: (
@@ -449,6 +452,9 @@ def as_on_cuda() -> Dict[str, Any]:
         "softmax fp16": taken(Step(softmax), tokens, precision="amp-fp16"),
         "shared heads": taken(Step(shared), tokens, precision="amp-bf16"),
         "rolled": taken(Step(rolled), tokens),
+        "ordered": {
+            rows: taken(Step(ordered), torch.empty(rows, 5000, device="meta")) for rows in (1, 100, 200)
+        },
         "switched off": taken(Step(switched_off), tokens, precision="amp-bf16"),
     }
 

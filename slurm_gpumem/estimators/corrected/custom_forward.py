@@ -125,8 +125,6 @@ def known_classes() -> KnownClasses:
 def custom_forward(summary: ModelSummary) -> CustomForward:
     """How much of this text's model has a custom forward, and in which classes."""
     known = known_classes()
-    if summary.shows.preallocates:
-        return CustomForward(1.0, tuple(sorted({layer.kind for layer in summary.layers})), no_torch=True)
     if not summary.shows.nesting:
         return _without_nesting(summary, known)
     total = 0

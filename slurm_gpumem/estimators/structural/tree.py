@@ -32,9 +32,6 @@ class Node:
 
 def build_tree(summary: ModelSummary) -> List[Node]:
     """The top-level modules of a summary."""
-    if summary.shows.channels_last:
-        # Inputs that were inferred for channels first are wrong.
-        return _from_depths([_without_derived_inputs(row) for row in summary.layers])
     if not summary.shows.nesting:
         rows = summary.layers if summary.shows.leading_sizes else _with_windows(summary.layers)
         return _from_closing_rows(rows)
@@ -85,10 +82,6 @@ def _with_windows(rows: Sequence[Layer]) -> Sequence[Layer]:
             row = replace(row, params=4 * shape[-1] * (shape[-1] + 1), leaf=True, inputs=())
         result.append(row)
     return result
-
-
-def _without_derived_inputs(row: Layer) -> Layer:
-    return replace(row, inputs=()) if "inputs" in row.derived else row
 
 
 def _from_depths(rows: Sequence[Layer]) -> List[Node]:

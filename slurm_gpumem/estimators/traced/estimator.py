@@ -6,10 +6,11 @@ from dataclasses import replace
 from math import ceil
 from typing import Dict, List, Tuple
 
+from slurm_gpumem.config.node import site_limits_jobs
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.coverage import request_at
-from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_spread
+from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_spread, unfinished_factor
 from slurm_gpumem.estimators.margin import packaged as margins
 from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
@@ -32,6 +33,14 @@ AUTOTUNING_MARGIN = 1.1
 LARGER_SCALE = (1.5, 1.5, 1.5)
 """By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
 again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
+_TRIED = (
+    "the job sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, for which the request "
+    "has room; without it the job asks for less"
+)
+_NOT_TRIED = (
+    "cudnn.benchmark: without room for the workspaces that cuDNN only tries; the nodes limit the job's "
+    "memory, and PyTorch leaves out what does not fit"
+)
 _WAYS = {
     "meta": "traced on meta tensors",
     "real": "traced by a small real run on the CPU: the model refused meta tensors",
@@ -44,11 +53,16 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     if trace is None:
         raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
     trace, warnings = in_version(trace, job.torch)
-    if job.gpus == 1:
-        return estimate_trace(trace, job, gpu, (*summary.warnings, *warnings))
-    from slurm_gpumem.estimators.data_parallel import rank_trace
+    assumed: Tuple[str, ...] = ()
+    if trace.benchmark and site_limits_jobs():
+        trace, assumed = replace(trace, benchmark=False), (_NOT_TRIED,)
+    elif trace.benchmark:
+        warnings = (*warnings, _TRIED)
+    if job.gpus > 1:
+        from slurm_gpumem.estimators.data_parallel import rank_trace
 
-    trace, assumed = rank_trace(trace, job.gpus)
+        trace, more = rank_trace(trace, job.gpus)
+        assumed = (*assumed, *more)
     found = estimate_trace(trace, job, gpu, (*summary.warnings, *warnings))
     return replace(found, assumptions=(*assumed, *found.assumptions))
 
@@ -68,6 +82,8 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
         max(least, peak, ceil(at) + moved)
         for at in margin.requests(float(peak - moved), job.batch_size, spread)
     )
+    if trace.unfinished:
+        requests = tuple(context + ceil((one - context) * unfinished_factor()) for one in requests)
     if timeline.unseen_autotuning > (max(requests) - context) * MIB:
         warnings = (*warnings, _unseen_autotuning(timeline))
     larger = 0

@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
+from slurm_gpumem.estimators.traced.pools import StreamPools
 from slurm_gpumem.estimators.traced.steps import further_step
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
@@ -57,6 +58,8 @@ def replay(
     sizes = site_sizes(trace, batch, gpu)
     events = _events(trace.events, sizes)
     allocator = CachingAllocator(settings)
+    if any(site.stream for site in trace.sites):
+        allocator = StreamPools(settings, trace, _further_step(trace) or ())
     allocator.replay(events)
     stats = allocator.stats()
     autotuned, unseen = _autotuning(trace, batch, sizes, gpu, settings)

@@ -40,7 +40,9 @@ def tiles(total: JobTotals) -> List[Tuple[str, str, str]]:
             if total.under_request
             else "no job"
         )
-        found.append(("Above request", f"{total.under_request:,}", f"{part} needed more than was asked for"))
+        found.append(
+            ("Above need", f"{total.under_request:,}", f"{part} took more than estimated with the reserve")
+        )
     held = f"in {count(total.oom_avoided, 'job')} the reserve held" if total.oom_avoided else ""
     met = f"{total.oom_recovered:,} recovered, {total.oom_lost:,} lost" if total.ooms else "none met"
     found.append(("Out of memory", f"{total.ooms:,}", "; ".join(filter(None, (met, held)))))
@@ -62,7 +64,7 @@ def facts(source: PageSource, gathered: Gathered) -> Dict[str, str]:
     errors, total, kinds = gathered.errors, source.total, gathered.scatter["kinds"]
     return {
         "about-scatter": f"{count(gathered.scatter['jobs'], 'job')} with an estimate and a measured peak: "
-        f"{kinds[0]:,} stayed within their request, {kinds[1]:,} went above it, "
+        f"{kinds[0]:,} stayed within their need, {kinds[1]:,} went above it, "
         f"{kinds[2]:,} ran out of memory.",
         "about-errors": f"Median error {percent(errors['median'], sign=True) or 'unknown'}; "
         f"{total.under_estimate:,} of {total.estimated:,} estimates were below the peak.",

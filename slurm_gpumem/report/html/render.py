@@ -24,8 +24,7 @@ def need_jinja2() -> None:
         import jinja2  # noqa: F401
     except ImportError:
         raise UsageError(
-            "an HTML page needs jinja2, which is not installed for this Python.\n"
-            "pip install 'slurm-gpumem[report]'"
+            "an HTML page needs jinja2, which is not installed for this Python.\npip install jinja2"
         ) from None
 
 

@@ -26,7 +26,7 @@ from slurm_gpumem.formats.job_record import (
 from slurm_gpumem.formats.live import Live, read_live
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.report.top.own import accepted, queued_row
-from slurm_gpumem.report.top.types import TopGpu, TopJob, View
+from slurm_gpumem.report.top.types import TopGpu, TopJob, View, once
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import parse_gres, units_per_gpu
 from slurm_gpumem.slurm.nodes import ask_nodes
@@ -80,7 +80,7 @@ class Everybody:
         since = time.monotonic() - self._asked
         lives = {node: self._live(node) for node in {node for job in self._jobs for node in job.nodes}}
         rows = [self._row(job, node, lives[node], since, now) for job in self._jobs for node in job.nodes]
-        rows = [_beside(row, rows) for row in rows]
+        rows = list(once([_beside(row, rows) for row in rows]))
         unseen = sum(row.seen_at is None for row in rows)
         if unseen:
             notes.append(

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Tuple
 from slurm_gpumem.config.node import NodeConfig, nodes_are_here, run_dir
 from slurm_gpumem.formats.own_live import OwnJob, OwnLive, own_live_from, read_own_live
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.report.top.types import TopJob, View
+from slurm_gpumem.report.top.types import TopJob, View, once
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.running import RunningJob, running_gpu_jobs
 from slurm_gpumem.slurm.steps import FileOnNode
@@ -56,7 +56,7 @@ class OwnJobs:
             live, note = self._live(node, jobs[0].job_id, now)
             notes += [note] if note else []
             rows += [self._row(job, node, live, since) for job in jobs]
-        return View(now, False, tuple(rows), notes=tuple(notes))
+        return View(now, False, once(rows), notes=tuple(notes))
 
     def waits(self) -> bool:
         """Whether a step has been started and has not answered yet."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.slurm.node_names import fold_names
 
 
 class TopJob(NamedTuple):
-    """One job on one node; None is "not known". Sizes are in MiB."""
+    """One job; None is "not known". Sizes are in MiB; of several nodes those of the one with most."""
 
     job_id: int
     shown: str
@@ -34,6 +36,29 @@ class TopJob(NamedTuple):
     """Unix time of the measurement; None where there is none."""
     profile: str = ""
     """Of its MIG instance; "" on a whole GPU or a share."""
+
+
+def once(rows: Sequence[TopJob]) -> Tuple[TopJob, ...]:
+    """Rows of jobs on one node each → one row for each job, with the most that any of its nodes has."""
+    by_job: Dict[int, List[TopJob]] = {}
+    for row in rows:
+        by_job.setdefault(row.job_id, []).append(row)
+    return tuple(_together(parts) if len(parts) > 1 else parts[0] for parts in by_job.values())
+
+
+def _together(parts: Sequence[TopJob]) -> TopJob:
+    most: Dict[str, Any] = {}
+    for name in ("share_mib", "now_mib", "peak_mib", "sm_active", "neighbours", "neighbours_mib"):
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        most[name] = max(known, default=None)
+    seen = [part.seen_at for part in parts]
+    return parts[0]._replace(
+        **most,
+        node=fold_names([part.node for part in parts]),
+        gpus=tuple(sorted({gpu for part in parts for gpu in part.gpus})),
+        slowdown=1.0 if all(part.slowdown == 1.0 for part in parts) else None,
+        seen_at=None if None in seen else min(at for at in seen if at is not None),
+    )
 
 
 class TopGpu(NamedTuple):

@@ -10,8 +10,9 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Callable, Dict, List, Optional, Set, Tuple
 
+from slurm_gpumem.tracing.guard.leftovers import written_mib
 from slurm_gpumem.tracing.guard.slots import cpus_of
 
 SCRATCH_MIB = 4096
@@ -30,8 +31,8 @@ class Limits:
     """How long and how large the command may run."""
 
     seconds: float = 120.0
-    onward_s: float = 6.0
-    """How long training goes on after its first steps, in search of evaluation and checkpoints."""
+    onward_s: float = 60.0
+    """How long it goes on after its first steps, until it comes to its end by itself."""
     memory_mib: Optional[int] = None
     """Of host memory, all its processes together; None: most of what is free."""
     processes: int = 512
@@ -83,36 +84,47 @@ def _threads_of_user() -> int:
 def exceeded(pid: int, folder: str, limits: Limits, most_mib: int) -> str:
     """Which limit a command is beyond, with all that it started: "processes", "memory: ...", "disk: ..."."""
     tree = [pid, *descendants(pid)]
-    if held_mib(tree) > most_mib:
+    # What each sees is quickly read and counts shared pages many times: too much of it says little.
+    if held_mib(tree, _seen_kib) > most_mib and held_mib(tree) > most_mib:
         # Processes that only fork share their memory, and are many.
         return "processes" if len(tree) > _MANY else f"memory: more than {most_mib} MiB"
     if len(tree) > limits.processes:
         return "processes"
-    if _written_mib(folder) > _REPORT_MIB:
+    if written_mib(folder, _REPORT_MIB) > _REPORT_MIB:
         return f"disk: more than {_REPORT_MIB} MiB"
     return ""
 
 
-def held_mib(tree: List[int]) -> int:
-    """Memory of these processes: their own, and what they share in files that are in memory only."""
-    own, shared, private_files = 0, 0, 0
+def _share_kib(pid: int) -> Dict[str, int]:
+    """Its pages, each divided by the number of processes that have it."""
+    return _table(pid, "smaps_rollup") or _seen_kib(pid)
+
+
+def _seen_kib(pid: int) -> Dict[str, int]:
+    sizes = _table(pid, "status")
+    return {"Pss": sum(sizes.get(name, 0) for name in ("RssAnon", "RssFile", "RssShmem"))}
+
+
+def _table(pid: int, name: str) -> Dict[str, int]:
+    try:
+        lines = Path(f"/proc/{pid}/{name}").read_text().splitlines()
+    except OSError:
+        return {}  # it has ended, or the kernel has no such file
+    pairs = [line.split(":", 1) for line in lines if line.startswith(("Rss", "Pss"))]
+    return {name: int(text.split()[0]) for name, text in pairs}
+
+
+def held_mib(tree: List[int], sizes_kib: Callable[[int], Dict[str, int]] = _share_kib) -> int:
+    """Memory of these processes, and of files in memory, as far as none of them has mapped those."""
+    mapped, shared, private_files = 0, 0, 0
     files: Dict[Tuple[int, int], int] = {}
     for pid in tree:
-        sizes = _status_kib(pid)
-        own += sizes.get("RssAnon", 0) + sizes.get("RssFile", 0)
-        shared = max(shared, sizes.get("RssShmem", 0))
+        sizes = sizes_kib(pid)
+        mapped += sizes.get("Pss", 0)
+        shared += sizes.get("Pss_Shmem", 0)
         _add_memory_files(pid, files)
         private_files = max(private_files, _private_kib(pid))
-    return own + max(shared, private_files + sum(files.values()) // 1024) >> 10
-
-
-def _status_kib(pid: int) -> Dict[str, int]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}  # it has ended
-    pairs = [line.split(":", 1) for line in lines if line.startswith("Rss")]
-    return {name: int(text.split()[0]) for name, text in pairs}
+    return mapped + max(0, private_files + sum(files.values()) // 1024 - shared) >> 10
 
 
 def _add_memory_files(pid: int, files: Dict[Tuple[int, int], int]) -> None:
@@ -141,17 +153,6 @@ def _private_kib(pid: int) -> int:
     except OSError:
         return 0
     return (about.f_blocks - about.f_bfree) * about.f_frsize // 1024
-
-
-def _written_mib(folder: str) -> int:
-    total = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(above, name)).st_blocks * 512
-            except OSError:
-                continue
-    return total >> 20
 
 
 def end(child: subprocess.Popen[bytes]) -> None:

@@ -84,8 +84,14 @@ def enter(report: str, megabytes: int, command: Sequence[str]) -> World:
 def _unshare() -> None:
     uid, gid = os.geteuid(), os.getegid()
     unshare(NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+    for name, text in (
+        ("self/setgroups", "deny"),
+        ("self/uid_map", f"{uid} {uid} 1"),
+        ("self/gid_map", f"{gid} {gid} 1"),
+        # With one of its own the command could mount the user's control groups, and end what is in them.
+        ("sys/user/max_cgroup_namespaces", "0"),
+    ):
+        with open(f"/proc/{name}", "w", encoding="ascii") as file:
             file.write(text)
 
 
@@ -130,11 +136,21 @@ def _run_folder(base: str, root: str) -> List[str]:
 
 
 def _listening() -> List[str]:
-    """Sockets with a path, of everybody on this machine."""
+    """Sockets with a path, of everybody on this machine.
+
+    The kernel knows the name that each began with. Some programs give it another one afterwards, in the
+    same folder: all that are in it count.
+    """
     with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
         rows = [line.rstrip("\n").split(" ", 7) for line in file][1:]
-    paths = {row[7] for row in rows if len(row) == 8 and row[7].startswith("/")}
-    return sorted(os.path.realpath(path) for path in paths)
+    paths = {os.path.realpath(row[7]) for row in rows if len(row) == 8 and row[7].startswith("/")}
+    for folder in {os.path.dirname(path) for path in paths}:
+        try:
+            with os.scandir(folder) as entries:
+                paths.update(entry.path for entry in entries if not (entry.is_file() or entry.is_dir()))
+        except OSError:
+            continue  # gone, or not ours to read
+    return sorted(paths)
 
 
 def _hide_sockets(base: str, root: str, sockets: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 from typing import Dict, List, NoReturn
@@ -22,6 +21,7 @@ if __name__ == "__main__":
     sys.path.insert(0, _root)
 
 from slurm_gpumem.tracing.guard import private_world, restricted
+from slurm_gpumem.tracing.guard.leftovers import remove
 from slurm_gpumem.tracing.guard.syscalls import PDEATHSIG, SUBREAPER, give_up_capabilities, prctl
 
 NOT_RUN = 125
@@ -41,7 +41,7 @@ def main(arguments: List[str]) -> int:
     finally:
         if os.getppid() != starter:
             for folder in left:  # whoever would remove them is gone
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(folder)
 
 
 def _run(report: str, megabytes: int, command: List[str]) -> int:
@@ -93,6 +93,7 @@ def _first_process(command: List[str], told: int) -> int:
     give_up_capabilities()
     child = os.fork()
     if child == 0:
+        os.setsid()  # "kill 0", as many scripts end with, is for the script's processes
         _become(command)
     os.close(told)
     while True:

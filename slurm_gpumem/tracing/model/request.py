@@ -118,5 +118,5 @@ def _need_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise TargetError(
             "tracing a model needs PyTorch, which is not installed for this Python.\n"
-            "pip install 'slurm-gpumem[torch]', or name your environment's: --python ~/env/bin/python"
+            "pip install torch, or name your environment's: --python ~/env/bin/python"
         )

@@ -20,7 +20,7 @@ from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 from slurm_gpumem.tracing import labels, losses, optimizers
 from slurm_gpumem.tracing.assemble import assemble
-from slurm_gpumem.tracing.described import precision_of
+from slurm_gpumem.tracing.described import precision_of, torch_version
 from slurm_gpumem.tracing.guards import EndlessLoop
 from slurm_gpumem.tracing.loop import Inputs, Plan, note_model, seen_by, steps
 from slurm_gpumem.tracing.model.build import Builder, Several
@@ -204,7 +204,7 @@ class _Training:
             channels_last=request.channels_last,
             evaluate=request.evaluate,
             loss=self._loss.what or "the step's own",
-            torch=str(torch.__version__),
+            torch=torch_version(),
         )
         parameters = {id(p): p for p in model.parameters()}.values()
         summary = replace(

@@ -29,6 +29,7 @@ from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.hints import PHASE, TOLD
 from slurm_gpumem.tracing.script.inference import Inference
 from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
+from slurm_gpumem.tracing.script.rounds import Rounds
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS, Steps
@@ -40,6 +41,8 @@ from slurm_gpumem.tracing.values import Guess
 _kept = ExitStack()
 """Contexts that are never left."""
 _installed: List[Tracer] = []
+_CALM_S = 6.0
+"""Without a new peak, after which forward passes have nothing new to show."""
 
 
 def tracer() -> Tracer:
@@ -94,7 +97,9 @@ class Tracer:
         self.steps.after_backward = lambda: self.skips.after_backward(self.steps.optimizers)
         self.steps.skipped = self._skipped
         self.steps.of_weights = self._run_whole
-        self.inference = Inference(self.recorder, self.steps, deadline, onward_s)
+        self.rounds = Rounds(self)
+        self.steps.after_cycle = self.rounds.stepped
+        self.inference = Inference(self.recorder, self.steps, deadline, min(onward_s, _CALM_S))
         self.generation = Generation(self)
         self.skips.skipped = self.inference.skipped
         self.skips.keeps_answers = lambda: not self.steps.counts

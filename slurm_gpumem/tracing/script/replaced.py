@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any, Callable, Dict, List, Set, Tuple
 
 import torch
@@ -15,11 +14,13 @@ from torch.utils._contextlib import _DecoratorContextManager
 from torch.utils.data import DataLoader, default_collate
 
 from slurm_gpumem.tracing.script import (
+    compiled,
     epochs,
     flash_package,
     longest,
     parallel,
     quantized,
+    rounds,
     sharded_models,
     triton_kernels,
 )
@@ -39,14 +40,14 @@ def install(tracer: Any) -> None:
     _keep_parameters()
     _flat_recurrent_weights()
     _no_workers()
-    _no_compiling(tracer)
     _scripted_where_possible()
     _no_large_numbers()
     _cuda_in_backward(tracer.world)
     _checkpoints(tracer)
     _loading()
     parallel.install(tracer)
-    for package in (epochs, flash_package, longest, quantized, sharded_models, triton_kernels):
+    packages = (compiled, epochs, flash_package, longest, quantized, rounds, sharded_models, triton_kernels)
+    for package in packages:
         package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
@@ -92,27 +93,29 @@ def _keep_parameters() -> None:
     """A parameter that moves to the GPU stays the same object, as it does with CUDA."""
     future = getattr(torch, "__future__", None)
     if future is not None and hasattr(future, "set_swap_module_params_on_conversion"):
-        future.set_swap_module_params_on_conversion(True)
-        _else_by_new_ones(future)
+        _swap_or_make_new_ones(future)
 
 
-def _else_by_new_ones(future: Any) -> None:
-    """Parameters that cannot be swapped (weights computed from others) become new ones."""
+def _swap_or_make_new_ones(future: Any) -> None:
+    """Parameters that cannot be swapped (weights computed from others) become new ones.
+
+    Only moves swap: a checkpoint that is loaded is copied, as it is without a trace.
+    """
     real: Callable[..., Any] = nn.Module._apply
 
     def apply(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         apart = [*_without_shape(self, fn), *_moving_themselves(self, fn)]
+        before = future.get_swap_module_params_on_conversion()
+        future.set_swap_module_params_on_conversion(True)
         try:
             return real(self, fn, *args, **kwargs)
         except RuntimeError as error:
             if "swap" not in str(error):
                 raise
             future.set_swap_module_params_on_conversion(False)
-            try:
-                return real(self, fn, *args, **kwargs)
-            finally:
-                future.set_swap_module_params_on_conversion(True)
+            return real(self, fn, *args, **kwargs)
         finally:
+            future.set_swap_module_params_on_conversion(before)
             for holder, name, value in apart:
                 holder[name] = value
 
@@ -199,27 +202,6 @@ def _no_workers() -> None:
 def _collate_as_a_worker(batch: Any) -> Any:
     """A worker stacks samples into shared memory, in order; elsewhere a stack lies as its samples do."""
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, default_collate(batch))
-
-
-def _no_compiling(tracer: Any) -> None:
-    """`torch.compile` is traced eagerly."""
-
-    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        by_package = "site-packages" in sys._getframe(1).f_code.co_filename
-        if isinstance(model, nn.Module) or not by_package:  # packages decorate functions that nobody may call
-            tracer.note("torch.compile is traced as eager PyTorch; a compiled model usually needs less")
-        if model is None:
-            return lambda function: function
-        if isinstance(model, nn.Module):
-            plain = object.__new__(type(model))  # with the same weights; not itself, which has no end
-            vars(plain).update(vars(model))
-            vars(model)["_orig_mod"] = plain
-        return model
-
-    torch.compile = compile
-    if hasattr(torch, "compiler") and hasattr(torch.compiler, "cudagraph_mark_step_begin"):
-        torch.compiler.cudagraph_mark_step_begin = lambda: None
-    nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
 
 
 def _scripted_where_possible() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import NotEstimatedError, TargetError
 from slurm_gpumem.tracing.guard import start
+from slurm_gpumem.tracing.guard.leftovers import remove
 from slurm_gpumem.tracing.guard.limits import Limits as Limits
 from slurm_gpumem.tracing.guard.limits import bound, end, exceeded
 from slurm_gpumem.tracing.guard.output import Output
@@ -220,7 +220,7 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
         paths = tuple(map(str, changed)) if isinstance(changed, list) else ()
         return state, TracedScript(summary, {}, (), paths, state.private, 0.0, 1, files, packages)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def _answered_by(state: State) -> str:

@@ -62,11 +62,11 @@ class ScriptRecorder(Recorder):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, operators run as if nothing was traced."""
-        self.off = True
+        before, self.off = self.off, True
         try:
             yield
         finally:
-            self.off = False
+            self.off = before
 
     def begin_again(self) -> None:
         """Forget all that was noted: what went on until here was no training."""

@@ -14,18 +14,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from slurm_gpumem.tracing.engine import entering
 from slurm_gpumem.tracing.loop import mark, states_of
 from slurm_gpumem.tracing.optimizers import name_of
-from slurm_gpumem.tracing.script import evaluations, stages
+from slurm_gpumem.tracing.script import evaluations
 from slurm_gpumem.tracing.script.script_places import Root
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 ENOUGH_STEPS = 3
 CALM_CYCLES = 3
 """Cycles alike after which nothing new is expected of training itself."""
-_VARIED_SHARE = 0.5
-"""Of the time onward, after which training that never repeats itself (texts of all lengths) has shown enough:
-the rest is for what comes after it."""
-_TO_THE_END_S = 2.0
-"""After an evaluation a script gets this long to come to its end: what it does there may take the most."""
+_VARIED_S = 5.0
+"""After which training that never repeats itself (texts of all lengths) has shown enough: the rest is for
+what comes after it."""
 _LATE_S = 4.0
 """A script that has called nothing of PyTorch for this long when its time is over is not waited for."""
 _JUST_NOW_S = 2.0
@@ -54,6 +52,8 @@ class Steps:
         """Called at the first optimizer step; False: another process is the traced one."""
         self.counts: Dict[int, int] = {}
         """Steps of each optimizer, by its address; those of optimizers that are gone have negative keys."""
+        self.taken = 0
+        """Steps of all of them."""
         self._stepped: List[Any] = []
         """Weak references: a script that drops an optimizer frees its states."""
         self.kinds: List[str] = []
@@ -80,8 +80,6 @@ class Steps:
         """The step that a script of ours is at, which says itself when all was seen (`model.training`)."""
         self.forward_only = False
         """Whether its steps are forward passes without training."""
-        self.upcoming: List[stages.Stage] = []
-        """What the script's code does later than the trace has come."""
         self._looked = (0.0, -1)
         """When the last new peak was seen, and how high it was."""
         self._called = (-1, 0.0)
@@ -89,16 +87,12 @@ class Steps:
         self._calm = 0
         self._enough_since: Optional[float] = None
         self._varied_enough = False
-        self._settled_since: Optional[float] = None
-        """When all was seen but the script's end, less what the script waited for a CPU ..."""
-        self._settled_at: Optional[float] = None
-        """... and by the clock."""
-        self._eval_cycle: Optional[int] = None
         self.evaluating: Set[str] = set()
         """Names of functions that were at work when a model was called without training."""
         self.autocast: Optional[torch.dtype] = None
         self.checkpointing = False
         self.after_backward: Callable[[], None] = lambda: None
+        self.after_cycle: Callable[[], None] = lambda: None
         self.of_weights: Callable[[], None] = lambda: None
         """Called where gradients of weights are asked for by `torch.autograd.grad`."""
         self.skipped: Callable[[], bool] = lambda: False
@@ -187,10 +181,9 @@ class Steps:
         now, peak = time.monotonic(), self._recorder.peak_bytes
         if peak > self._looked[1]:
             self._looked = (now, peak)
-        if self.counts and now > self._deadline and self.led is None:
-            self.cut_off = True
-            self.still_growing = now - self._looked[0] < _JUST_NOW_S
-            self._finish()
+        if self.counts and self.led is None and self._is_over(now):
+            self.still_growing = self.cut_off and now - self._looked[0] < _JUST_NOW_S
+            self._done()
 
     def is_late(self) -> bool:
         """Whether the script's time is over, but it has called nothing for a while that could stop it.
@@ -202,10 +195,7 @@ class Steps:
             self._called = (calls, now)
         if now - self._called[1] < _LATE_S or not self.counts or self.led is not None:
             return False
-        if self._settled_at is not None and now - self._settled_at > _TO_THE_END_S:
-            return True
-        self.cut_off = self.cut_off or now > self._deadline
-        return self.cut_off
+        return self._is_over(now)
 
     def called(self, root: Root, args: Any) -> None:
         """A model is called by the script itself."""
@@ -221,7 +211,6 @@ class Steps:
                 self.autocast = recorder.half()
         else:
             self.evaluating |= evaluations.running()
-            self._eval_cycle = recorder.cycles if self.counts else self._eval_cycle
         mark(recorder, [p for p in module.parameters() if not is_lazy(p)], "weights")
         mark(recorder, [b for b in module.buffers() if not is_lazy(b)], "buffers")
         mark(recorder, [value for value in _flat(args) if isinstance(value, torch.Tensor)], "inputs")
@@ -259,6 +248,7 @@ class Steps:
         if key not in self.counts:
             self._first_step_of(optimizer)
         self.counts[key] = self.counts.get(key, 0) + 1
+        self.taken += 1
         if self._leader() is None:
             self._leader = weakref.ref(optimizer)
         if self._leader() is optimizer:
@@ -269,7 +259,9 @@ class Steps:
             self._look_for_growth()
         recorder.enter("forward", self._number())
         if self._is_enough():
-            self._finish()
+            self._done()
+        if self._leader() is optimizer:
+            self.after_cycle()
 
     @property
     def optimizers(self) -> List[Any]:
@@ -302,11 +294,12 @@ class Steps:
         if not self.counts and self.started is not None and not self.started():
             return
         self.counts[0] = self.counts.get(0, 0) + 1
+        self.taken += 1
         self.backwards = 0
         alike = self._recorder.end_cycle()
         self._calm = self._calm + 1 if alike or self.skipped() else 0
         if self._is_enough():
-            self._finish()
+            self._done()
 
     def _look_for_growth(self) -> None:
         """After a cycle: whether it needed more than all before it."""
@@ -319,32 +312,33 @@ class Steps:
         often = 2 * self._higher > cycles - _FIRST_CYCLES
         self.growing = cycles > 2 * _FIRST_CYCLES and often and cycles - self._rose_at <= 1
 
-    def _finish(self) -> None:
-        self.upcoming = stages.upcoming_stages()
-        self._done()
-
     def _is_enough(self) -> bool:
         if self.led is not None:
             return False
-        now = time.monotonic()
-        if now > self._deadline:
-            self.cut_off = True
-            return True
         here = (steps for key, steps in self.counts.items() if key >= 0)
-        if min(here, default=ENOUGH_STEPS) < ENOUGH_STEPS or self._awaits_others():
-            return False
-        spent = now - _waited_for_a_cpu()
+        enough = min(here, default=ENOUGH_STEPS) >= ENOUGH_STEPS and not self._awaits_others()
+        if enough and self._enough_since is None:
+            self._enough_since = spent()
+        onward = 0.0 if self._enough_since is None else spent() - self._enough_since
+        self._varied_enough = self._varied_enough or onward > min(_VARIED_S, self._onward_s / 2)
+        return self._is_over(time.monotonic())
+
+    def _is_over(self, now: float) -> bool:
+        """Whether the script's time is over: that in all, or that after the first understood step."""
+        self.cut_off = self.cut_off or now > self._deadline
+        return self.cut_off or self.time_left() < 0
+
+    def time_left(self) -> float:
+        """Seconds that the script may still take."""
+        limit = self._deadline - time.monotonic()
         if self._enough_since is None:
-            self._enough_since = spent
-        evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1
-        onward = spent - self._enough_since
-        self._varied_enough = self._varied_enough or onward > _VARIED_SHARE * self._onward_s
-        if evaluated and (self._calm >= 1 or self._varied_enough):
-            if self._settled_since is None:
-                self._settled_since, self._settled_at = spent, now
-            if spent - self._settled_since > _TO_THE_END_S and not stages.upcoming_stages():
-                return True
-        return onward > self._onward_s
+            return min(limit, self._onward_s)
+        return min(limit, self._onward_s - (spent() - self._enough_since))
+
+
+def spent() -> float:
+    """The time, in seconds, less what the script waited for a CPU."""
+    return time.monotonic() - _waited_for_a_cpu()
 
 
 def _waited_for_a_cpu() -> float:

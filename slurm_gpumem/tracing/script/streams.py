@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -11,29 +12,37 @@ from slurm_gpumem.tracing.script.world import Nothing
 FURTHER_STREAM = 70 << 20
 """What the driver takes, outside of PyTorch's allocator, when work is given to a second stream: 64 to 70 MiB
 on an H200, PyTorch 2.11."""
+MOST_STREAMS = 32
+"""PyTorch gives a script's streams out of a pool of this size, one after the other."""
 
 
 def install(tracer: Any) -> None:
     """Replace them, for the rest of the process's life."""
     recorder = tracer.recorder
 
+    numbers = count()
+
     class Stream(Nothing):
         """A stream of the script's own."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.number = 1 + next(numbers) % MOST_STREAMS
 
     class OnStream(Nothing):
         """`with torch.cuda.stream(side)`."""
 
         def __init__(self, stream: Any = None) -> None:
-            self._stream = f"{id(stream)}" if isinstance(stream, Stream) else ""
+            self._number = stream.number if isinstance(stream, Stream) else 0
 
         def __enter__(self) -> OnStream:
-            self._outer, recorder.stream = recorder.stream, self._stream or recorder.stream
-            if self._stream:
+            self._outer = (recorder.stream, recorder.pool)
+            if self._number:
                 recorder.once("stream", FURTHER_STREAM, "stream")
+                recorder.stream, recorder.pool = f"{self._number}", self._number
             return self
 
         def __exit__(self, *args: Any) -> None:
-            recorder.stream = self._outer
+            recorder.stream, recorder.pool = self._outer
 
     class Captured(Nothing):
         """`with torch.cuda.graph(g)`: its blocks come from a pool of its own, which keeps what they leave."""

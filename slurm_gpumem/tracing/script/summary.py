@@ -10,8 +10,9 @@ from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.text import count
 from slurm_gpumem.tracing.assemble import site_of
-from slurm_gpumem.tracing.described import precision_of
+from slurm_gpumem.tracing.described import precision_of, torch_version
 from slurm_gpumem.tracing.kernels import assembled
 from slurm_gpumem.tracing.places import own_parameters
 from slurm_gpumem.tracing.script import evaluations
@@ -31,7 +32,9 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     if tracer.came_to_its_end:
         _keep_the_model(recorder)
     trace = _trace(recorder, job)
-    trace = replace(trace, finished=tracer.came_to_its_end and not steps.fast_forward)
+    all_run = not steps.fast_forward and not tracer.rounds.left_out
+    unfinished = _seen_until_the_end(tracer)
+    trace = replace(trace, finished=tracer.came_to_its_end and all_run, unfinished=unfinished)
     if root is not None:
         root.measure()
     summary = ModelSummary(
@@ -57,10 +60,20 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "grown_bytes": recorder.grown_bytes,
         "guessed": recorder.guess.used,
         "ended": tracer.came_to_its_end,
+        "unfinished": unfinished,
+        "left_out": tracer.rounds.left_out,
     }
     if not steps.counts:
         facts.update(tracer.inference.facts())
     return summary, facts
+
+
+def _seen_until_the_end(tracer: Any) -> str:
+    """How much of the training was seen where the script's end was not; "" where it was."""
+    if tracer.came_to_its_end or not tracer.steps.counts:
+        return ""
+    steps = count(tracer.steps.taken, "optimizer step")
+    return str(tracer.rounds.seen()) or f"{steps} of a number that its code does not tell"
 
 
 def name_parameters(recorder: Any, root: Any) -> None:
@@ -107,26 +120,32 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "memory was still growing from step to step when the trace ended: the job needs more than this. "
             "Allow more with --onward, or let one run be measured: gpusbatch without --trace",
         )
-    found = (*found, *(stage.warning() for stage in tracer.steps.upcoming))
+    if trace.unfinished:
+        found = (
+            *found,
+            f"the trace ended before the script did: seen were {trace.unfinished}. What comes later may need "
+            "more; the request has a margin for that. Allow more with --time-limit and --onward (gpusbatch: "
+            "--trace-limit), or let one run be measured: gpusbatch without --trace",
+        )
+    if tracer.rounds.collects:
+        found = (
+            *found,
+            "each round of its loop keeps something on the GPU, and rounds were left out of the trace: the "
+            "job needs more than this. Let one run be measured: gpusbatch without --trace",
+        )
     if not tracer.came_to_its_end:
         found = (*found, *evaluations.not_reached(tracer.steps.evaluating))
     if tracer.skips.varies and not trace.finished:
         found = (
             *found,
-            "its batches have many shapes: how much PyTorch keeps of them depends on their order, for which "
-            "the request has room. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps that low",
+            "its batches have many shapes: how much PyTorch keeps of them depends on their order, and may "
+            "be more than asked for. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps that low",
         )
     if all(site.category == "workspace" for site in trace.sites):
         return (
             *found,
             "it put nothing on the GPU: its model and its batches stay on the CPU. Does it move them "
             '(.to("cuda")), or does an option choose the device?',
-        )
-    if recorder.uses_conv and torch.backends.cudnn.benchmark:
-        return (
-            *found,
-            "the script sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, for which "
-            "the request has room; without it the job asks for less",
         )
     return found
 
@@ -148,7 +167,7 @@ def _job(tracer: Any, root: Any) -> TracedJob:
         checkpointing=steps.checkpointing,
         evaluate="evaluate" in steps.phases_seen,
         loss="script",
-        torch=str(torch.__version__),
+        torch=torch_version(),
         ranks=tracer.ranks,
     )
 

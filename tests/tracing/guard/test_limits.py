@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any, Dict, List
@@ -12,11 +13,12 @@ from typing import Any, Dict, List
 import pytest
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.guard import slots
+from slurm_gpumem.tracing.guard import limits, slots
 from slurm_gpumem.tracing.guard.limits import held_mib
 from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.slots import Slot, cpus_of
 from slurm_gpumem.tracing.script.run import Limits, trace_command
+from tests.support.other_user import as_user
 
 NAME = f"gpumem-trace-test-{os.getpid()}"
 
@@ -30,10 +32,12 @@ def own_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 WAIT = "import time; print('ready', flush=True); time.sleep(600)"
 
 
-def _fails(folder: Path, code: str, **limits: Any) -> str:
+def _fails(folder: Path, code: str, **allowed: Any) -> str:
     """Why a command of Python's was not traced; it imports no torch."""
     with pytest.raises(TargetError) as error:
-        trace_command([sys.executable, "-c", code], Limits(**{"seconds": 60.0, **limits}), folder=str(folder))
+        trace_command(
+            [sys.executable, "-c", code], Limits(**{"seconds": 60.0, **allowed}), folder=str(folder)
+        )
     return str(error.value)
 
 
@@ -43,6 +47,11 @@ HOLDERS = {
     "shared memory": f"f = open('/dev/shm/x', 'wb')\nfor _ in range(600): f.write({MIB})",
     "its private copies": f"f = open('x', 'wb')\nfor _ in range(600): f.write({MIB})",
     "its own": "x = b'x' * (600 << 20)",
+    "pages that processes could share": (
+        "import mmap, os, time\nfor _ in range(6):\n    if os.fork() == 0:\n"
+        f"        view = mmap.mmap(-1, 100 << 20)\n        for _ in range(100): view.write({MIB})\n"
+        "        time.sleep(600)\n"
+    ),
 }
 
 
@@ -52,6 +61,15 @@ def test_memory_counts_wherever_it_is(tmp_path: Path, where: str) -> None:
     why = _fails(tmp_path, code, memory_mib=400)
     # What is written to a full private copy is refused there and then.
     assert "400 MiB of host memory" in why or "No space left" in why, why
+
+
+def test_memory_that_processes_share_counts_once(tmp_path: Path) -> None:
+    code = (
+        "import os, time\nx = b'x' * (150 << 20)\n"
+        "for _ in range(6):\n    if os.fork() == 0: time.sleep(2); os._exit(0)\n"
+        "for _ in range(6): os.wait()\nraise SystemExit('came to its end')"
+    )
+    assert "came to its end" in _fails(tmp_path, code, memory_mib=400)
 
 
 def test_a_file_without_a_name_is_memory_of_whoever_holds_it() -> None:
@@ -73,8 +91,8 @@ def test_output_without_end_fills_no_disk_and_its_last_lines_are_kept() -> None:
 
 
 def test_no_file_of_the_output_is_on_a_disk(tmp_path: Path) -> None:
-    code = "import os, sys\nprint(os.readlink('/proc/self/fd/1'), flush=True)\nsys.exit('end')"
-    assert "Its last line: end" in _fails(tmp_path, code)
+    code = "import os, sys\nsys.exit(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in (1, 2)))"
+    assert "Its last line: pipe:[" in _fails(tmp_path, code)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +106,28 @@ def test_a_fifo_in_the_shared_folder_keeps_nobody_waiting(tmp_path: Path, name: 
         "os.path.exists(path) and os.unlink(path)\nos.mkfifo(path)\nraise SystemExit('planted')"
     )
     assert "planted" in _fails(tmp_path, code)
+
+
+FILLED = {
+    "folders": "for n in range(600000): os.mkdir(str(n))",
+    "a closed folder": "os.mkdir('x'); open('x/y', 'w').close(); os.chmod('x', 0); time.sleep(600)",
+    "folders in folders": (
+        "for _ in range(3000): os.mkdir(n := 'x' * 50); os.chdir(n)\nopen('y', 'w').close(); time.sleep(600)"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", FILLED)
+def test_whatever_fills_the_shared_folder_counts_and_is_removed(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "_REPORT_MIB", 40)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = f"import os, time\nos.chdir(os.environ['GPUMEM_TRACE_DIR'])\n{FILLED[way]}"
+    if os.geteuid() == 0 and way == "a closed folder":
+        pytest.skip("nothing is closed to root")
+    assert "40 MiB" in _fails(tmp_path, code)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_link_in_the_shared_folder_is_not_followed(tmp_path: Path) -> None:
@@ -121,6 +161,23 @@ def test_no_more_traces_run_at_once_than_the_site_allows(monkeypatch: pytest.Mon
     finally:
         for slot in (first, second, third):
             slot.give_back()
+
+
+def test_traces_of_all_users_count_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: another user traces")
+    monkeypatch.setattr(slots, "_WAIT_S", 0.0)
+    # As a program of their own: the folder of this package may be closed to them.
+    code = f"import socket\none = socket.socket(socket.AF_UNIX)\none.bind('\\0{NAME}-0')\n{WAIT}"
+    with subprocess.Popen(["/usr/bin/python3", "-c", code], stdout=subprocess.PIPE, **as_user()) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert Slot(None, 1).take() == "1 traces run on this machine already"
+        second = Slot(None, 2)
+        assert second.take() == ""
+        assert second.number == 1  # other CPUs
+        second.give_back()
+        process.kill()
 
 
 def test_a_trace_waits_until_another_one_has_ended() -> None:

@@ -134,6 +134,12 @@ def test_the_command_is_no_first_process_that_signals_do_not_reach(place: Path) 
     assert output.split() == ["2"]
 
 
+def test_a_script_that_ends_its_process_group_ends_nothing_else(place: Path) -> None:
+    output, changed = run(place, "trap 'kill -9 0' EXIT; echo new > made; sleep 600 & exit 3")
+    assert output == ""
+    assert str(place / "work" / "made") in changed
+
+
 def test_when_whoever_started_it_is_killed_nothing_is_left_behind(place: Path) -> None:
     mark = f"gpumem-orphan-{os.getpid()}"
     start = str(place / "slurm_gpumem" / "tracing" / "guard" / "start.py")

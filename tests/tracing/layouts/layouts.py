@@ -39,6 +39,8 @@ class Layout:
     in_group: bool = False
     without: str = ""
     """"namespaces", "both" for Landlock as well, or "mount_setattr"."""
+    inside: str = ""
+    """The user's command that starts a container, with the guarded one in it."""
     copies: bool = True
     """Whether what a script writes into its working directory goes to a private copy."""
 
@@ -50,6 +52,7 @@ FILES = """
 fill() { mkdir -p $1/work/runs $1/important; echo precious > $1/keep.txt; echo data > $1/important/a
   echo weights > $1/work/last.ckpt; echo line > $1/work/log.txt; }
 """
+_INSTALLED = "command -v {0} > /dev/null || {{ echo '{0} is not installed'; exit 1; }}"
 _OWN = f"chown -R {USER} "
 
 LAYOUTS = (
@@ -142,8 +145,8 @@ LAYOUTS = (
     ),
     Layout(
         "home on FUSE",
-        f"mkdir -p $D/export/user; fill $D/export/user; {_OWN} $D/export; command -v bindfs >/dev/null || "
-        "{ echo 'bindfs is not installed'; exit 1; }; bindfs -o allow_other $D/export /home",
+        f"{_INSTALLED.format('bindfs')}; mkdir -p $D/export/user; fill $D/export/user; {_OWN} $D/export;"
+        "bindfs -o allow_other $D/export /home",
         watched=("/home",),
         cleanup="umount /home",
     ),
@@ -165,6 +168,19 @@ LAYOUTS = (
     Layout(
         "inside a container that hides parts of /proc",
         f"{_PLAIN} fill /home/user; {_OWN} /home/user; mount -t tmpfs none /proc/sys/kernel",
+    ),
+    Layout(
+        "inside a container of bubblewrap's",
+        f"{_PLAIN} fill /home/user; {_OWN} /home/user; {_INSTALLED.format('bwrap')}",
+        inside="exec bwrap --ro-bind / / --bind /home /home --bind /tmp /tmp --dev /dev --proc /proc "
+        '--bind $LAYOUT/report $LAYOUT/report --unshare-all "$@"',
+    ),
+    Layout(
+        "inside a container of Charliecloud's",
+        f"{_PLAIN} fill /home/user; {_OWN} /home/user; {_INSTALLED.format('ch-run')}; mkdir $D/image;"
+        "mount --bind / $D/image",
+        inside="USER=user exec ch-run -b /home:/home -b $LAYOUT/report:$LAYOUT/report -c $PWD "
+        '$LAYOUT/image -- "$@"',
     ),
     Layout(
         "a kernel before 5.12",
@@ -208,12 +224,18 @@ def run_in(layout: Layout, command: Sequence[str], more: str = "", **spec: Any) 
         told = {
             "setup": f"D={folder}\n{FILES}\n{layout.setup}\n{more}",
             "daemons": [[_PYTHON, *words] for words in layout.daemons],
-            "environment": {"HOME": layout.home, **layout.environment, **spec.pop("environment", {})},
+            "environment": {
+                "HOME": layout.home,
+                "LAYOUT": str(folder),
+                **layout.environment,
+                **spec.pop("environment", {}),
+            },
             "cwd": layout.cwd,
             "watched": layout.watched,
             "cleanup": layout.cleanup,
             "in_group": layout.in_group,
             "without": layout.without,
+            "inside": layout.inside,
             "report": str(folder / "report"),
             "start": str(copy / "start.py"),
             "command": list(command),

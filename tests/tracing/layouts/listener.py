@@ -19,7 +19,9 @@ def main(log: str, port: str, paths: List[str]) -> None:
     for path in paths:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         listening = socket.socket(socket.AF_UNIX)
-        listening.bind(path)
+        # As some programs do: the kernel goes on listing the first name.
+        listening.bind(path + ".new")
+        os.rename(path + ".new", path)
         os.chmod(path, 0o777)
         listening.listen()
         chosen.register(listening, selectors.EVENT_READ, path)

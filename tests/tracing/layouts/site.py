@@ -84,14 +84,17 @@ def _tried(spec: Dict[str, Any], started: List[subprocess.Popen[bytes]]) -> Dict
     # Somebody else's process of the same user, and what it holds.
     outside = subprocess.Popen(_as_user(["sleep", "600"], spec))
     started.append(outside)
+    state = _state(outside.pid)
     os.listdir(spec["cwd"])  # the user is there: it is mounted
     watched = [path for path in spec["watched"] if os.path.isdir(path)]
     before = digest(watched)
+    seen = _seen(spec)
     report = spec["report"]
     environment["OUTSIDE"] = str(outside.pid)
     guard = [sys.executable, "-I", "-S", spec["start"], report, "64", "--"]
+    container = ["bash", "-c", spec["inside"], "container"] if spec["inside"] else []
     done = subprocess.run(
-        _as_user([*([] if spec.get("bare") else guard), *spec["command"]], spec),
+        _as_user([*container, *([] if spec.get("bare") else guard), *spec["command"]], spec),
         cwd=spec["cwd"],
         env=environment,
         capture_output=True,
@@ -111,8 +114,19 @@ def _tried(spec: Dict[str, Any], started: List[subprocess.Popen[bytes]]) -> Dict
         "private": _read(report, "private.json"),
         "written": _read(report, "changed.json"),
         "outside_lives": outside.poll() is None,
+        "outside_changed": [_state(outside.pid), state] if _state(outside.pid) != state else [],
         "shm": sorted(os.listdir("/dev/shm")),
+        "seen_before": seen,
+        "seen_after": _seen(spec),
     }
+
+
+def _seen(spec: Dict[str, Any]) -> str:
+    """What a command of root's shows of the world outside."""
+    done = subprocess.run(
+        ["bash", "-c", spec.get("seen", "true")], capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
 def _read(folder: str, name: str) -> Any:
@@ -121,6 +135,23 @@ def _read(folder: str, name: str) -> Any:
             return json.load(file)
     except FileNotFoundError:
         return None
+
+
+def _state(pid: int) -> Dict[str, Any]:
+    """What others can change of a process."""
+    if not os.path.exists(f"/proc/{pid}/limits"):
+        return {}
+    found: Dict[str, Any] = {}
+    for name in ("limits", "oom_score_adj", "timerslack_ns", "cgroup"):
+        with open(f"/proc/{pid}/{name}", encoding="ascii") as file:
+            found[name] = file.read()
+    found["nice"] = os.getpriority(os.PRIO_PROCESS, pid)
+    found["cpus"] = sorted(os.sched_getaffinity(pid))
+    found["policy"] = os.sched_getscheduler(pid)
+    found["ionice"] = subprocess.run(
+        ["ionice", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout
+    return found
 
 
 # -- What a kernel does not allow ----------------------------------------------------------------

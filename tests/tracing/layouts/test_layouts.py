@@ -75,6 +75,8 @@ def test_nothing_outside_changes_whatever_a_command_destroys(layout: Layout) -> 
     if layout.without == "both":
         assert found["private"]["files"] == "none"
         assert found["output"] == ""
+    else:
+        assert found["output"].strip() == "came to its end", found["errors"]
 
 
 @each_layout

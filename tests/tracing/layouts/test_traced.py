@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -67,6 +68,12 @@ _NEEDS = {"HF Trainer": "transformers", "Lightning": "pytorch_lightning"}
 _WITH_COPIES = [layout for layout in LAYOUTS if layout.copies]
 
 
+@functools.cache
+def _has(python: str, path: str, package: str) -> bool:
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([python, "-c", f"import {package}"], env=env, check=False).returncode == 0
+
+
 def traced(layout: Layout, script: str) -> Dict[str, Any]:
     """`gpumem trace` of a script in its working directory, as the layout's user."""
     found = user_python()
@@ -75,24 +82,15 @@ def traced(layout: Layout, script: str) -> Dict[str, Any]:
     python, environment = found
     path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH", ""), PACKAGES)))
     needed = _NEEDS.get(script, "torch")
-    has = subprocess.run(
-        [python, "-c", f"import {needed}"],
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-        capture_output=True,
-    )
-    if has.returncode:
+    if not _has(python, path, needed):
         pytest.skip(f"{needed} is not installed (GPUMEM_TEST_PACKAGES names a folder that has it)")
-    more = (
-        f"cat > $D/train.py <<'END'\n{SCRIPTS[script]}\nEND\nchmod 644 $D/train.py; echo $D > /dev/shm/place"
-    )
+    more = f"cat > $D/train.py <<'END'\n{SCRIPTS[script]}\nEND\nchmod 644 $D/train.py"
     options = "--json --gpu a100 --time-limit 300"
-    command = f'exec {python} -c "{GPUMEM}" trace {options} -- {python} $(cat /dev/shm/place)/train.py'
-    shared = "mount -t tmpfs none /dev/shm\n"
+    command = f'exec {python} -c "{GPUMEM}" trace {options} -- {python} $LAYOUT/train.py'
     return run_in(
         layout,
         ["sh", "-c", command],
-        shared + more,
+        more,
         bare=True,
         environment={"PYTHONPATH": path},
         timeout_s=600,

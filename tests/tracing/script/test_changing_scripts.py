@@ -105,7 +105,7 @@ for step in range(14):
     for parameter, master in zip(model.parameters(), masters): master.grad = parameter.grad.float()
     optimizer.step(); model.zero_grad(); optimizer.zero_grad()
 """,
-    # Batches grow from an epoch on, each epoch is evaluated, and a last stage is too far away.
+    # Batches grow from an epoch on, each epoch is evaluated, and a last stage is far away.
     "stages": """
 model = nn.Linear(256, 256).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1); step = 0
 for epoch in range(10**9):
@@ -129,7 +129,7 @@ def unused(model):
         return model(torch.randn(8, 64, device="cuda"))
 model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(model.parameters())
 teacher = nn.Linear(64, 64).cuda().eval()  # part of every step: no evaluation
-for step in range(10 ** 9):
+while True:
     x = torch.randn(32, 64, device="cuda")
     with torch.no_grad():
         target = teacher(x)
@@ -190,7 +190,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
             work.mkdir()
             (work / "train.py").write_text(HEAD + text)
             command = [sys.executable, "train.py"]
-            found[name] = pool.submit(trace_command, command, Limits(seconds=300.0), folder=str(work))
+            limits = Limits(seconds=300.0, onward_s=15.0)
+            found[name] = pool.submit(trace_command, command, limits, folder=str(work))
         yield found
 
 
@@ -253,14 +254,13 @@ def test_copies_of_weights_are_trained_and_what_is_kept_on_the_cpu_is_not_counte
     assert _peak(runs["copies"]) < 32
 
 
-def test_a_stage_that_code_names_is_waited_for_and_one_too_far_away_is_named(
+def test_stages_that_code_names_are_reached_however_far_away_they_are(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
-    run = runs["stages"].result()
-    assert _peak(runs["stages"]) > (1 << 16) * 256 * 4 / MIB
-    said = [text for text in parse(run.summary.decode(), origin="traced").warnings if "line" in text]
-    assert len(said) == 1
-    assert "train.py, line 6, does something else from epoch = 100000000 on (if epoch == 10 ** 8:" in said[0]
+    facts = runs["stages"].result().facts
+    assert facts["ended"]
+    assert facts["left_out"] > 9 * 10**8
+    assert _peak(runs["stages"]) > 2 * (1 << 16) * 256 * 4 / MIB
 
 
 def test_an_evaluation_that_the_code_has_and_the_trace_did_not_come_to_is_named(
@@ -285,7 +285,8 @@ def test_memory_that_grows_from_step_to_step_draws_a_warning(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
     said = {name: parse(runs[name].result().summary.decode(), origin="traced").warnings for name in runs}
-    growing = [name for name in said if any("still growing from step to step" in text for text in said[name])]
+    words = ("still growing from step to step", "keeps something on the GPU")
+    growing = [name for name in said if any(word in text for text in said[name] for word in words)]
     assert growing == ["collects"]
 
 

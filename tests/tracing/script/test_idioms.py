@@ -36,6 +36,9 @@ for step in range(5):
         raise ValueError("infinite")
     assert (x < 100).all()
     assert not torch.equal(x, x + 1)
+    taken = torch.zeros(4, 8, dtype=torch.uint8).scatter(1, x.max(1)[1][:, None], 1)
+    taken = taken.scatter(1, x.min(1)[1][:, None], 1) > 0
+    assert not taken.gather(1, x.argsort()[:, 1:7]).any(), "taken twice"
     counts = [torch.tensor(0.0), torch.tensor(3.0)]; torch._foreach_add_(counts, 1)
     torch._foreach_mul_(counts, [2.0, 3.0])
     assert [count.item() for count in counts] == [2.0, 12.0]
@@ -144,9 +147,10 @@ layer = nn.Linear(64, 64); optimizer = torch.optim.Adam(layer.parameters())
 for step in range(5):
     optimizer.zero_grad(); layer(torch.randn(16, 64)).sum().backward(); optimizer.step()
 """,
-    # Batch first: gradients lie the other way round; a picture that is saved as bytes; scores by class.
+    # A checkpoint of a recurrent layer; batch first: gradients lie the other way round; a picture of bytes.
     "layouts": """
-rnn = nn.LSTM(32, 64, batch_first=True).cuda(); head = nn.Linear(64, 500).cuda()
+rnn = nn.LSTM(32, 64, batch_first=True)
+rnn.load_state_dict(nn.LSTM(32, 64).state_dict()); rnn.cuda(); head = nn.Linear(64, 500).cuda()
 optimizer = torch.optim.SGD([*rnn.parameters(), *head.parameters()], 0.1)
 for step in range(5):
     out = rnn(torch.randn(16, 25, 32, device="cuda"))[0]

@@ -107,7 +107,7 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
     import sys
     import weakref
 
-    from slurm_gpumem.tracing.script.stages import _known
+    from slurm_gpumem.tracing.script.stages import known_in
 
     class Batch:
         pass
@@ -115,7 +115,7 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
     def train() -> bool:
         batch, epoch = Batch(), 7
         there = weakref.ref(batch)
-        known = _known(sys._getframe())
+        known = known_in(sys._getframe())
         assert known["epoch"] == epoch
         del known, batch
         return there() is None

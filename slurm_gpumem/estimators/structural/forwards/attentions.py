@@ -23,13 +23,8 @@ _HIERA_WINDOW = 64
 """Tokens of a window in its first stage."""
 
 
-def math_attention(
-    walk: Walk, fused: Tensor, shape: Shape, matrix: int, *, keeps_fused: bool = False
-) -> None:
-    """PyTorch's formula where no fused kernel applies: in fp32, over scaled copies of queries and keys.
-
-    `keeps_fused`: queries are also used as they are.
-    """
+def math_attention(walk: Walk, fused: Tensor, shape: Shape, matrix: int) -> None:
+    """PyTorch's formula where no fused kernel applies: in fp32, over scaled copies of queries and keys."""
     walk.uses_matmul = True
     count, each = walk.count(shape), fused.elements // 3
     source = fused
@@ -37,8 +32,7 @@ def math_attention(
         # Queries are pooled: the maximum keeps its input and its result.
         source = walk.tape.new((), count, fused.width)
         walk.tape.op((fused,), source, saved=(fused, source))
-    kept = (fused,) if keeps_fused else ()
-    queries = walk.tape.op((source,), walk.tape.new((), count, _FLOAT), saved=kept)
+    queries = walk.tape.op((source,), walk.tape.new((), count, _FLOAT))
     keys = walk.tape.op((fused,), walk.tape.new((), each, _FLOAT))
     values = walk.tape.op((fused,), walk.tape.new((), each, _FLOAT))
     macs = matrix * walk.head
@@ -57,18 +51,6 @@ def blocks_of_tokens(walk: Walk, node: Node, run: Run) -> None:
     _around(walk, node, run, shape, walk.count(shape) // _NEST_HEAD * shape[-2])
 
 
-def relative_windows(walk: Walk, node: Node, run: Run) -> None:
-    """Attention of SAM's image encoder: a learned bias of distances, which no fused kernel takes."""
-    shape = node.row.outputs[0]
-    matrix = walk.count(shape) // walk.head * prod(shape[1:-1])
-    _around(walk, node, run, shape, matrix, keeps_fused=True)
-
-
-def fits_relative_windows(node: Node) -> bool:
-    """Whether it has numbers for distances besides its layers."""
-    return fits_fused(node) and node.row.params > 0
-
-
 def mask_units(walk: Walk, node: Node, run: Run) -> None:
     """Hiera's attention: within windows in the first two stages, over all tokens in the others."""
     shape = node.row.outputs[0]
@@ -85,9 +67,7 @@ def mask_units(walk: Walk, node: Node, run: Run) -> None:
     _around(walk, node, run, shape, queries * heads * max(1, tokens // windows))
 
 
-def _around(
-    walk: Walk, node: Node, run: Run, shape: Shape, matrix: int, *, keeps_fused: bool = False
-) -> None:
+def _around(walk: Walk, node: Node, run: Run, shape: Shape, matrix: int) -> None:
     """The fused projection, the attention and what follows it."""
     first = attention.projections(node)[0]
     at = node.children.index(first)
@@ -95,7 +75,7 @@ def _around(
         run(walk, child)
     walk.tape.label = node.row.kind
     fused = walk.lowered(walk.take(walk.cur))
-    math_attention(walk, fused, shape, matrix, keeps_fused=keeps_fused)
+    math_attention(walk, fused, shape, matrix)
     for child in node.children[at + 1 :]:
         if family_of(child.row.kind) != "dropout" or child.row.outputs[:1] == (shape,):
             run(walk, child)
@@ -107,45 +87,6 @@ def fits_fused(node: Node) -> bool:
 
 
 fits_blocks_of_tokens = fits_mask_units = fits_fused
-
-
-def positional_gate(walk: Walk, node: Node, run: Run) -> None:
-    """ConViT's attention: scores of content and of position, each through a softmax, mixed by a gate."""
-    entry = walk.cur
-    linear = [child.row for child in node.children if family_of(child.row.kind) == "linear"]
-    fused_row, position_row, value_row, out_row = linear
-    fused = rule_for(fused_row)(walk, fused_row, entry)
-    distances = position_row.outputs[0]
-    # The distances of all pairs, the same for every sample, are copied for each.
-    expanded = walk.tape.new((*distances[:-1], 3), walk.count((*distances[:-1], 3)), walk.low, grad=False)
-    walk.tape.op((), expanded)
-    position = rule_for(position_row)(walk, position_row, expanded)
-    walk.tape.label = node.row.kind
-    matrix = position.elements
-    scores = walk.tape.new((), matrix, walk.low)
-    walk.tape.op((fused,), scores, saved=(fused,), matmul=True, macs=matrix * walk.head)
-    chances = []
-    for source in (scores, position):
-        made = walk.tape.new((), matrix, walk.wide)
-        chances.append(walk.tape.op((source,), made, saved=(made,)))
-    mixed = walk.tape.new((), matrix, walk.wide)
-    walk.tape.op(chances, mixed, saved=chances)
-    # Divided in place by its sum: what it was is kept.
-    scaled = walk.tape.op((mixed,), walk.tape.over(mixed), kept=(mixed.bytes,))
-    low = walk.lowered(scaled)
-    values = rule_for(value_row)(walk, value_row, entry)
-    walk.tape.label = node.row.kind
-    out = walk.tape.new(entry.shape, entry.elements, walk.low)
-    walk.tape.op((low, values), out, saved=(low, values), matmul=True, macs=matrix * walk.head)
-    walk.give(walk.tape.op((out,), walk.tape.new(entry.shape, entry.elements, walk.low)))
-    for child in node.children[[child.row for child in node.children].index(out_row) :]:
-        run(walk, child)
-
-
-def fits_positional_gate(node: Node) -> bool:
-    """Whether its layers are those of ConViT's attention."""
-    linear = [child.row for child in node.children if family_of(child.row.kind) == "linear"]
-    return len(linear) == 4 and all(row.outputs for row in linear) and len(linear[1].outputs[0]) == 4
 
 
 def halo(walk: Walk, node: Node, run: Run) -> None:

@@ -13,9 +13,7 @@ from slurm_gpumem.estimators.structural.walk import Walk
 Forward = Callable[[Walk, Node, Run], None]
 
 _BY_CLASS: Dict[str, str] = {
-    "DiffParallelScalingBlock": "gates.joined_scaling",
     "FalconMambaMixer": "states.selective_scan",
-    "GPSA": "attentions.positional_gate",
     "GatedConvBlock": "gates.gated_conv",
     "HaloAttn": "attentions.halo",
     "HieraMaskUnitAttention": "attentions.mask_units",
@@ -23,7 +21,6 @@ _BY_CLASS: Dict[str, str] = {
     "LevitAttentionSubsample": "attentions.biased_heads",
     "MambaMixer": "states.selective_scan",
     "MaskUnitAttention": "attentions.mask_units",
-    "ParallelScalingBlock": "gates.scaling",
     "SegformerDecodeHead": "heads.joined_stages",
     "SelectiveKernel": "gates.selective_kernel",
     "XCA": "attentions.cross_covariance",
@@ -33,7 +30,6 @@ _INSIDE: Dict[Tuple[str, str], str] = {
     ("LevitStage", "Attention"): "attentions.biased_heads",
     ("LevitStage", "AttentionDownsample"): "attentions.biased_heads",
     ("NestLevel", "Attention"): "attentions.blocks_of_tokens",
-    ("VisionTransformerSAM", "Attention"): "attentions.relative_windows",
 }
 """(an enclosing class, class): names that several models use."""
 _BY_ENDING: Dict[str, str] = {

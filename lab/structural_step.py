@@ -1,6 +1,6 @@
 """Print the training step that the structural estimator reconstructs: one line per operation.
 
-python -m slurm_gpumem.estimators.structural SUMMARY --batch-size 64 [--optimizer sgd] [--precision fp32]
+python -m lab.structural_step SUMMARY --batch-size 64 [--optimizer sgd] [--precision fp32]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINE = "{:>4}  {:<22} {:>14} {:>10} {:>10} {:>12}"
 
 def main(argv: List[str]) -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.estimators.structural", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.structural_step", description=__doc__)
     parser.add_argument("summary")
     parser.add_argument("--batch-size", type=int, required=True)
     parser.add_argument("--optimizer", default="adam")

@@ -1,0 +1,90 @@
+"""Fit what the request of an unfinished trace is multiplied by: `python -m lab.fit.unfinished`.
+
+The traces of the lists of scripts (lab/data/scripts) are cut short on purpose: after the third step, before
+any evaluation, checkpoint or later stage. The factor is that of requests, without the context, with which
+half of those that are below what the script took on the GPU are enough. No factor is enough for all: some
+scripts need many times what their first steps do. Writes models/unfinished.json.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from statistics import median
+from typing import List, NamedTuple
+
+from lab.places import MODELS
+from lab.scripts.lists import LISTS
+from lab.scripts.score import judge, load, measured_need
+from slurm_gpumem.estimators import gpus, margin, registry
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.trace_types import Trace
+
+STEPS = 3
+FORMAT = "gpumem-unfinished/1"
+
+
+class Cut(NamedTuple):
+    """A script whose trace was cut short; MiB without context."""
+
+    name: str
+    need: int
+    request: int
+
+    @property
+    def short(self) -> float:
+        """By how much the request is too small."""
+        return self.need / self.request
+
+
+def cut_short(trace: Trace) -> Trace:
+    """The trace up to its third step, and nothing after that."""
+    later = [phase.event for phase in trace.phases if phase.step > STEPS or phase.name == "evaluate"]
+    first_step = min((phase.event for phase in trace.phases if phase.step == 1), default=0)
+    end = min((event for event in later if event > first_step), default=len(trace.events))
+    phases = tuple(phase for phase in trace.phases if phase.event < end)
+    return replace(trace, events=trace.events[:end], phases=phases, finished=False, kernels=())
+
+
+def cuts(gpu_name: str = "h200") -> List[Cut]:
+    """Every training of the lists that was traced and ran."""
+    gpu = gpus.find_gpu(gpu_name)
+    found = []
+    for name in LISTS:
+        rows = load([name])
+        judged = {one.name for one in judge(rows, gpu_name).judged}
+        for row in rows:
+            summary = parse(row["trace"], origin="row") if row["name"] in judged else None
+            if (
+                summary is None
+                or summary.trace is None
+                or row["trace_facts"].get("kind", "training") != "training"
+            ):
+                continue
+            short = replace(summary, trace=cut_short(summary.trace))
+            made = registry.run("auto", short, training_job(short, StatedTraining()), gpu)
+            context = made.parts["context"]
+            need = measured_need(row, context)
+            found.append(Cut(f"{name}/{row['name']}", need - context, made.request_mib - context))
+    return found
+
+
+def main() -> None:
+    """Fit and write."""
+    found = sorted(cuts(), key=lambda one: one.short)
+    below = [one for one in found if one.short > 1]
+    factor = round(median(one.short for one in below), 1)
+    (MODELS / margin.UNFINISHED).write_text(json.dumps({"format": FORMAT, "factor": factor}) + "\n")
+    for one in below:
+        print(f"{one.name:<40} needs {one.short:.2f} times the request of its first {STEPS} steps")
+    wide = sum(one.request * factor for one in found) / sum(one.need for one in found)
+    still = sum(one.short > factor for one in found)
+    print(
+        f"{len(found)} traces cut after step {STEPS}: {len(below)} below need; times {factor}: {still}, "
+        f"sum of requests / sum of needs {wide:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

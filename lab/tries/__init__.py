@@ -1,0 +1,1 @@
+"""What jobs under `torch.backends.cudnn.benchmark` need when their memory is limited."""

@@ -1,0 +1,172 @@
+"""Requests of networks under `torch.backends.cudnn.benchmark`, with and without what cuDNN only tries.
+
+    python -m lab.tries.score               the table
+    python -m lab.tries.score --requests    what they ask for without tries, for `lab.tries.measure`
+    python -m lab.tries.score --trace       trace all networks again first
+
+Without a limit the need is what the process takes while cuDNN tries algorithms. Under a limit it is the
+smallest one under which steps are within 5 % as fast as without. Where no limit was too small, nobody knows
+it: "~" marks what steps take without a limit once every algorithm is chosen, or a smaller limit that held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from lab.command import exit_code
+from lab.places import DATA
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.resolve import resolve_job
+from slurm_gpumem.estimators.traced.estimator import estimate_trace
+from slurm_gpumem.estimators.training_job import StatedTraining
+from slurm_gpumem.summaries.own import parse
+
+FOLDER = DATA / "tries"
+TRACES = FOLDER / "traces.jsonl.xz"
+NETWORKS = Path(__file__).with_name("networks.py")
+AS_FAST = 0.95
+
+Row = Dict[str, Any]
+
+
+class Scored(NamedTuple):
+    """A network's needs and requests, MiB of the whole process."""
+
+    network: str
+    tried: int
+    """Without a limit: with what cuDNN tries."""
+    needed: int
+    """Under one,"""
+    searched: bool
+    """... and whether a smaller one was too small."""
+    speed: float
+    """At the request without tries, against that without a limit."""
+    with_tries: int
+    without_tries: int
+
+
+def requests() -> Dict[str, Tuple[int, int]]:
+    """By network: the request on an H200 with tries and without."""
+    gpu, found = find_gpu("h200"), {}
+    for row in _lines(TRACES):
+        resolved = resolve_job(parse(json.dumps(row["summary"]), origin=row["network"]), StatedTraining())
+        trace = resolved.summary.trace
+        if trace is None:
+            raise ValueError(f"{row['network']}: no trace")
+        both = (estimate_trace(replace(trace, benchmark=tries), resolved.job, gpu) for tries in (True, False))
+        with_tries, without = (one.request_mib for one in both)
+        found[row["network"]] = (with_tries, without)
+    return found
+
+
+def scored(rows: Sequence[Row], asked: Dict[str, Tuple[int, int]]) -> List[Scored]:
+    """The networks that were measured at their request."""
+    found = []
+    for network, (with_tries, without) in asked.items():
+        mine = [row for row in rows if row["network"] == network and row["benchmark"]]
+        free = next((row for row in mine if row["limit_mib"] is None and "speed" in row), None)
+        at_limits = [row for row in mine if row["limit_mib"] and row["method"] == "mps"]
+        if free is None or not at_limits:
+            continue
+        context = free["process_mib"] - free["reserved_mib"]
+        fast = [row["limit_mib"] for row in at_limits if row.get("speed", 0) >= AS_FAST * free["speed"]]
+        slow = [row["limit_mib"] for row in at_limits if row["limit_mib"] not in fast]
+        tried = free["peak_reserved_mib"] + context
+        enough = [limit for limit in fast if limit > max(slow, default=0)]
+        if not slow:
+            enough.append(free["steady_reserved_mib"] + context)
+        nearest = min(at_limits, key=lambda row: abs(row["limit_mib"] - without))
+        found.append(
+            Scored(
+                network,
+                tried,
+                min(enough, default=tried),
+                bool(slow),
+                nearest.get("speed", 0) / free["speed"],
+                with_tries,
+                without,
+            )
+        )
+    return found
+
+
+def table(found: Sequence[Scored]) -> List[str]:
+    """A line for each network, and the sums."""
+    lines = [
+        "                    no limit: need, request with tries | limit: need, request without, speed there",
+    ]
+    for one in found:
+        free, limited = one.with_tries / one.tried, one.without_tries / one.needed
+        mark = "" if one.searched else "~"
+        lines.append(
+            f"{one.network:<16} {one.tried:>12,} {one.with_tries:>12,} {free:>7.2f}  | "
+            f"{mark:>2}{one.needed:>7,} {one.without_tries:>10,} {limited:>6.2f} {one.speed:>8.3f}"
+        )
+    for name, pairs in (
+        ("with tries, no limit", [(one.with_tries, one.tried) for one in found]),
+        ("without tries, no limit", [(one.without_tries, one.tried) for one in found]),
+        ("with tries, limit", [(one.with_tries, one.needed) for one in found]),
+        ("without tries, limit", [(one.without_tries, one.needed) for one in found]),
+    ):
+        below = sum(request < need for request, need in pairs)
+        total = sum(request for request, _ in pairs) / sum(need for _, need in pairs)
+        worst = max(request / need for request, need in pairs)
+        lines.append(f"{name:<24} {below} of {len(pairs)} below need, sum {total:.2f}, largest {worst:.2f}")
+    return lines
+
+
+def measured() -> List[Row]:
+    """The rows of all runs of `lab.tries.measure` that are kept, the earliest first."""
+    return [row for path in sorted(FOLDER.glob("rows-*.jsonl.xz")) for row in _lines(path)]
+
+
+def _lines(path: Path) -> List[Row]:
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def _trace_all() -> None:
+    from lab.tries.networks import NETWORKS as NAMES
+
+    rows = []
+    for name in NAMES:
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder, "summary.json")
+            command = [sys.executable, "-m", "slurm_gpumem", "trace", "--gpu", "h200", "-o", str(made), "--"]
+            subprocess.run(
+                [*command, sys.executable, str(NETWORKS), name], check=True, stdout=subprocess.DEVNULL
+            )
+            rows.append(json.dumps({"network": name, "summary": json.loads(made.read_text())}))
+    TRACES.write_bytes(lzma.compress("".join(f"{row}\n" for row in rows).encode(), preset=9))
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--requests", action="store_true", help="print the requests without tries")
+    parser.add_argument("--trace", action="store_true", help="trace the networks again")
+    args = parser.parse_args(argv)
+
+    def body() -> int:
+        if args.trace:
+            _trace_all()
+        asked = requests()
+        if args.requests:
+            print(json.dumps({name: without for name, (_, without) in asked.items()}))
+        else:
+            print("\n".join(table(scored(measured(), asked))))
+        return 0
+
+    return exit_code(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Man pages and shell completion, written from the parsers that print --help."""
