@@ -1,4 +1,4 @@
-"""docs/admin/security.md names tests; each must exist where the page says, and every threat has one."""
+"""docs/admin/security.md and tests/security.md name tests; each must exist, and every threat has one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Iterator, Tuple
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "docs" / "admin" / "security.md").read_text()
+TESTS = (REPOSITORY / "tests" / "security.md").read_text()
 _SPAN = re.compile(r"`(tests/[\w/]+\.py|test_\w+)`")
 
 
@@ -22,19 +23,19 @@ def named_tests(text: str) -> Iterator[Tuple[str, str]]:
                 yield file, word
 
 
-def test_every_test_that_the_page_names_exists() -> None:
+def test_every_test_that_is_named_exists() -> None:
     missing = [
         f"{file}: {name}"
-        for file, name in named_tests(PAGE)
+        for file, name in named_tests(PAGE + TESTS)
         if not (REPOSITORY / file).is_file()
         or not re.search(rf"^def {name}\(", (REPOSITORY / file).read_text(), re.MULTILINE)
     ]
     assert missing == []
 
 
-def test_every_file_that_the_page_names_exists() -> None:
+def test_every_file_that_is_named_exists() -> None:
     assert [
-        file for file in re.findall(r"`(tests/[\w/]+\.py)`", PAGE) if not (REPOSITORY / file).exists()
+        file for file in re.findall(r"`(tests/[\w/]+\.py)`", PAGE + TESTS) if not (REPOSITORY / file).exists()
     ] == []
 
 
@@ -43,7 +44,7 @@ def test_every_threat_has_a_test() -> None:
     assert threats == [str(number) for number in range(1, 26)]
     tested = {
         found[1]: list(named_tests(found[0]))
-        for found in re.finditer(r"^- \*\*(\d+)\*\* .*$", PAGE, re.MULTILINE)
+        for found in re.finditer(r"^- \*\*(\d+)\*\* .*$", TESTS, re.MULTILINE)
     }
     assert [number for number in threats if not tested.get(number)] == []
 
