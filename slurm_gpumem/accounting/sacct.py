@@ -22,6 +22,8 @@ _ASK_AGAIN_S = 600.0
 """After an answer that was an error."""
 _GIVE_UP_AFTER_S = 3600.0
 """A job that Slurm does not know an hour after its end is not asked about again."""
+_NO_NAME_YET = "allocation"
+"""What slurmdbd calls a job whose end reached it before its start did."""
 _SAME_JOB = "(cluster, uid) = (SELECT cluster, uid FROM job WHERE id = ?)"
 """Besides its number."""
 
@@ -92,10 +94,11 @@ def _apply_one(db: sqlite3.Connection, writer: IndexWriter, job_id: int, runs: S
         # The same number may be another cluster's job, or an older one's from before the count started again.
         mine = [run for run in runs if run.cluster in ("", cluster) or not cluster]
         mine = [run for run in mine if run.user in ("", user)]
-        if mine and mine[-1].state in FINAL:
+        late = end is not None and time.time() - end > _GIVE_UP_AFTER_S
+        if mine and mine[-1].state in FINAL and (late or mine[-1].name != _NO_NAME_YET):
             _put(db, writer, job_id, head, mine)
             joined = True
-        elif not mine and end is not None and time.time() - end > _GIVE_UP_AFTER_S:
+        elif not mine and late:
             db.execute("UPDATE job SET joined = 0 WHERE id = ?", (head,))
     return joined
 

@@ -56,6 +56,18 @@ def test_what_slurm_knows_is_joined(tmp_path: Path, job: Any) -> None:
         assert store.summary_by("account")[0].group == "vision"
 
 
+@pytest.mark.parametrize(("ago", "joined"), [(5.0, 0), (7200.0, 1)])
+def test_a_job_whose_start_has_not_reached_slurmdbd_is_asked_about_again(
+    tmp_path: Path, ago: float, joined: int
+) -> None:
+    end = time.time() - ago
+    write(tmp_path / "spool", record(1, state=None, start=end - 60, end=end))
+    with opened(tmp_path) as store:
+        assert sacct.apply(store.connection, [1], parse_runs(answer(old_job(name="allocation")))) == joined
+        assert sacct.apply(store.connection, [1], parse_runs(answer(old_job()))) == 1
+        assert [row.job_name for row in store.select()] == ["train"]
+
+
 TASKS = [
     ({"job_id": 1, "limits": {}, "task": None, "task_id": 3}, (1, 3)),
     ({"job_id": 1, "task_id": {"set": True, "infinite": False, "number": 0}}, (1, 0)),
