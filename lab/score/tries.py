@@ -1,8 +1,6 @@
 """Requests of networks under `torch.backends.cudnn.benchmark`, with and without what cuDNN only tries.
 
-    python -m lab.tries.score               the table
-    python -m lab.tries.score --requests    what they ask for without tries, for `lab.tries.measure`
-    python -m lab.tries.score --trace       trace all networks again first
+    python -m lab.score.tries
 
 Without a limit the need is what the process takes while cuDNN tries algorithms. Under a limit it is the
 smallest one under which steps are within 5 % as fast as without. Where no limit was too small, nobody knows
@@ -11,15 +9,12 @@ it: "~" marks what steps take without a limit once every algorithm is chosen, or
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
-import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from lab.command import exit_code
 from lab.places import DATA
@@ -31,7 +26,6 @@ from slurm_gpumem.summaries.own import parse
 
 FOLDER = DATA / "tries"
 TRACES = FOLDER / "traces.jsonl.xz"
-NETWORKS = Path(__file__).with_name("networks.py")
 AS_FAST = 0.95
 
 Row = Dict[str, Any]
@@ -124,7 +118,7 @@ def table(found: Sequence[Scored]) -> List[str]:
 
 
 def measured() -> List[Row]:
-    """The rows of all runs of `lab.tries.measure` that are kept, the earliest first."""
+    """The rows of all runs that are kept, the earliest first."""
     return [row for path in sorted(FOLDER.glob("rows-*.jsonl.xz")) for row in _lines(path)]
 
 
@@ -133,36 +127,11 @@ def _lines(path: Path) -> List[Row]:
         return [json.loads(line) for line in file]
 
 
-def _trace_all() -> None:
-    from lab.tries.networks import NETWORKS as NAMES
-
-    rows = []
-    for name in NAMES:
-        with tempfile.TemporaryDirectory() as folder:
-            made = Path(folder, "summary.json")
-            command = [sys.executable, "-m", "slurm_gpumem", "trace", "--gpu", "h200", "-o", str(made), "--"]
-            subprocess.run(
-                [*command, sys.executable, str(NETWORKS), name], check=True, stdout=subprocess.DEVNULL
-            )
-            rows.append(json.dumps({"network": name, "summary": json.loads(made.read_text())}))
-    TRACES.write_bytes(lzma.compress("".join(f"{row}\n" for row in rows).encode(), preset=9))
-
-
-def main(argv: Optional[List[str]] = None) -> int:
+def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--requests", action="store_true", help="print the requests without tries")
-    parser.add_argument("--trace", action="store_true", help="trace the networks again")
-    args = parser.parse_args(argv)
 
     def body() -> int:
-        if args.trace:
-            _trace_all()
-        asked = requests()
-        if args.requests:
-            print(json.dumps({name: without for name, (_, without) in asked.items()}))
-        else:
-            print("\n".join(table(scored(measured(), asked))))
+        print("\n".join(table(scored(measured(), requests()))))
         return 0
 
     return exit_code(body)

@@ -1,1 +1,0 @@
-"""What jobs under `torch.backends.cudnn.benchmark` need when their memory is limited."""
