@@ -171,11 +171,11 @@ class JobRow(NamedTuple):
     alone_s: Optional[float] = None
     """GPU-seconds that the last run would have taken without neighbours; None where that is not known."""
     slowdown: Optional[float] = None
+    """How many times as long the last run took as it would have alone; None where not known, or alone."""
     said_slowdown: Optional[float] = None
     """What its owner was told to expect on a full GPU ..."""
     said_at_most: Optional[float] = None
     """... and the most it may be."""
-    """How many times as long the last run took as it would have alone; None where not known, or alone."""
     alone_by: str = ""
     """Where that is known from: "measured", "remembered" or "predicted" activity."""
     idle_s: Optional[float] = None
