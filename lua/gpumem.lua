@@ -66,8 +66,8 @@ local function hint(site, record, directives, request, gpus)
   if record then
     return nil
   elseif directives and directives.model then
-    return { message = "gpumem: sbatch does not read the #GPUMEM model of this script;"
-      .. " submit it with gpusbatch, or add the line that gpumem estimate --directive prints" }
+    return { message = "gpumem: job not changed: sbatch cannot estimate " .. clean(sub(directives.model, 1, 80))
+      .. "; run gpumem estimate --directive --write SCRIPT and submit it again, or submit it with gpusbatch" }
   elseif directives and directives.trace and lower(directives.trace) ~= "no" then
     return { message = "gpumem: sbatch traces nothing, so #GPUMEM trace has no effect;"
       .. " submit this script with gpusbatch" }

@@ -180,7 +180,7 @@ end
 
 --- The script's memory line with the job's batch size in `at`; or nil and the error.
 function M.wish(job, directives)
-  local again = "; regenerate it with gpumem estimate --directive"
+  local again = "; regenerate it with gpumem estimate --directive --write"
   local line, why = M.parse(directives["memory-line"])
   if not line then
     return nil, "its memory-line is damaged: " .. why .. again

@@ -17,6 +17,8 @@ from slurm_gpumem.formats.job_record import (
     record_name,
 )
 
+_MEAN = "gpu_"
+"""What the names of a GPU's means begin with."""
 Place = Tuple[str, int, int, int, str, int]
 """Of a run's record: folder, whose files count there, job, restarts, node and uid."""
 
@@ -68,9 +70,11 @@ def _stay(record: JobRecord, uuid: str, figures: GpuFigures) -> GpuStay:
         energy_j=figures.energy_j,
         sm_share=figures.sm_active_share,
         gpu_sm=figures.gpu_sm_active,
-        gpu_dram=figures.gpu_dram_active,
-        gpu_utilization=figures.gpu_utilization,
-        gpu_power_w=figures.gpu_power_w,
+        gpu_means={
+            name[len(_MEAN) :]: value
+            for name, value in figures._asdict().items()
+            if name.startswith(_MEAN) and value is not None
+        },
         curve=parse_curve(figures.curve),
     )
 

@@ -8,6 +8,7 @@ Tuples, because defining dataclasses of this size would take a third of the time
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.curve import Curve as Curve
@@ -56,10 +57,9 @@ class GpuStay(NamedTuple):
     sm_share: Optional[float] = None
     """The job's even part of the SM activity."""
     gpu_sm: Optional[float] = None
-    """SM activity of the whole GPU while the job was there; gpu_* are the GPU's, not the job's."""
-    gpu_dram: Optional[float] = None
-    gpu_utilization: Optional[float] = None
-    gpu_power_w: Optional[float] = None
+    """SM activity of the whole GPU while the job was there."""
+    gpu_means: Mapping[str, float] = MappingProxyType({})
+    """What else is known of the whole GPU in that time, by the names of GpuSample."""
     curve: Optional[Curve] = None
 
 

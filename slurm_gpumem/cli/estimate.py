@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from slurm_gpumem.cli.options import (
     COVERAGE_HELP,
@@ -45,11 +45,6 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import sizes_in
 
-if TYPE_CHECKING:
-    # What only some options need is loaded where they are used.
-    from slurm_gpumem.slurm.directives import Directive
-    from slurm_gpumem.slurm.script import BatchScript
-
 ALL = "all"
 
 
@@ -63,19 +58,16 @@ def main(argv: List[str]) -> int:
 def _run(args: argparse.Namespace) -> int:
     _check(args)
     config = load_config()
-    script, directives = _script(args)
-    settings = job_settings(config, directives, os.environ, own_options(args), script=args.write)
-    settings = settings.under(job_environment(os.environ, script))
+    if args.directive or args.check:
+        from slurm_gpumem.cli.directive import line_command
+
+        return line_command(args, config, _subject)
+    settings = job_settings(config, (), os.environ, own_options(args))
+    settings = settings.under(job_environment(os.environ))
     shard_mib = args.shard_mib or config.sharing.shard_mib
     summary, job, notes = _subject(args, settings)
     estimator = settings.text("estimator") or "auto"
     registry.refuse_guess(summary, estimator)
-    if args.directive:
-        _check_line(summary, config.text.unknown)
-        _directive(summary, job, estimator, script, settings.coverage or config.sharing.coverage)
-        for warning in (*config.warnings, *settings.remarks(), *summary.warnings):
-            say(f"warning: {warning}")
-        return 0
     gpu, gpu_notes = _gpu(settings, config, shard_mib)
     names = registry.names_for(summary) if estimator == ALL else [estimator]
     coverage = settings.coverage or config.sharing.coverage
@@ -176,69 +168,20 @@ def _subject(
     )
 
 
-def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[Directive]]:
-    """The script that --write names, and what it says of the job."""
-    if args.write is None:
-        return None, ()
-    from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
-    from slurm_gpumem.slurm.directives import MEMORY_LINE, read_directives
-    from slurm_gpumem.submission.script_line import open_script
-
-    script = open_script(args.write)
-    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE), JOB_SWITCHES)
-    for warning in directives.warnings:
-        say(f"warning: {warning}")
-    return script, [one for one in directives.found if one.key not in (MEMORY_LINE, "model", "mem")]
-
-
-def _check_line(summary: ModelSummary, rule: str) -> None:
-    """A line would let such a job share where the site does not want it to: slurmctld sees only the line."""
-    unseen = registry.custom_forward(summary)
-    if rule != "widen" and unseen is not None and unseen.is_much:
-        raise UsageError(f"{unseen.message}. This site makes no memory line from such a text (text.unknown)")
-
-
-def _directive(
-    summary: ModelSummary,
-    job: TrainingJob,
-    estimator: str,
-    script: Optional[BatchScript],
-    coverage: Optional[float],
-) -> None:
-    """Make the memory line and print it, or write it into the script."""
-    if job.gpus > 1:
-        raise UsageError(
-            f"--directive makes a line for a part of one GPU, and the job has {job.gpus}; leave --gpus out"
-        )
-    from slurm_gpumem.submission.script_line import line_for, with_line, write_script
-    from slurm_gpumem.terminal.progress import StatusLine
-
-    with StatusLine() as status:
-        line = line_for(
-            summary, job, estimator, coverage, lambda n: status(f"{n - n % 10} batch sizes estimated")
-        )
-    if script is None:
-        print(line.directive())
-        return
-    changed = with_line(script, line)
-    if changed.data == script.data:
-        say(f"{script.name} has this memory line already")
-        return
-    write_script(changed)
-    first, last = line.knots[0].batch, line.knots[-1].batch
-    say(f"{script.name}: memory line for batches of {first} to {last} written; sbatch {script.name} will do")
-
-
 def _check(args: argparse.Namespace) -> None:
     """Options that do not go together."""
     if args.write and not args.directive:
         raise UsageError("--write says where the line of --directive goes; add --directive")
-    if args.directive and (args.json or args.explain):
-        raise UsageError("--directive prints one line for a script; leave --json and --explain out")
+    if args.directive and args.check:
+        raise UsageError("--check only looks at the line that --directive writes; leave one of them out")
+    if (args.directive or args.check) and (args.json or args.explain):
+        raise UsageError("--directive and --check are about one line; leave --json and --explain out")
+    if args.summary is None and not args.write and not args.check:
+        raise UsageError("name the summary's file; only --write and --check can take it from a script")
     if args.verbose and not args.explain:
         raise UsageError("-v says more of what --explain shows; add --explain")
-    if args.directive and args.estimator == ALL:
-        raise UsageError("--directive needs one estimator, not all")
+    if (args.directive or args.check) and args.estimator == ALL:
+        raise UsageError("a memory line needs one estimator, not all")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -251,7 +194,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "summary",
         metavar="SUMMARY|TARGET",
-        help=f"file with the text of a model summary, - for standard input, or code: {TARGET_HELP}",
+        nargs="?",
+        help=f"file with the text of a model summary, - for standard input, or code: {TARGET_HELP}; "
+        "--write and --check find it in the script's #GPUMEM model= where it is left out",
     )
     job = parser.add_argument_group("the job")
     job.add_argument("--batch-size", metavar="N", help="samples per GPU (default: the summary's)")
@@ -287,6 +232,11 @@ def _parser() -> argparse.ArgumentParser:
         help="print the #GPUMEM line that lets plain sbatch share a GPU, for 1/4 to 4 times this batch",
     )
     parser.add_argument("--write", metavar="JOB.SH", help="with --directive: put the line into this script")
+    parser.add_argument(
+        "--check",
+        metavar="JOB.SH",
+        help="whether this script's memory line still holds: 0 yes, 1 no, and why; changes nothing",
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable, schema gpumem-estimate/1")
     add_code_options(parser)
     add_generate_option(parser)

@@ -264,7 +264,9 @@ def _mib(text: str) -> int:
 
 
 def _damaged(why: str) -> UsageError:
-    return UsageError(f"the {KEY} is damaged: {why}.\nRegenerate it: gpumem estimate summary.txt --directive")
+    return UsageError(
+        f"the {KEY} is damaged: {why}.\nRegenerate it: gpumem estimate summary.txt --directive --write job.sh"
+    )
 
 
 def check_settings(line: MemoryLine, given: Mapping[str, str]) -> Optional[str]:

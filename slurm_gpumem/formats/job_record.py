@@ -97,6 +97,11 @@ class GpuFigures(NamedTuple):
     gpu_dram_active: Optional[float] = None
     gpu_utilization: Optional[float] = None
     gpu_power_w: Optional[float] = None
+    gpu_tensor_active: Optional[float] = None
+    gpu_pcie_tx_mib_s: Optional[float] = None
+    gpu_pcie_rx_mib_s: Optional[float] = None
+    gpu_nvlink_tx_mib_s: Optional[float] = None
+    gpu_nvlink_rx_mib_s: Optional[float] = None
 
 
 class FaultEvent(NamedTuple):
@@ -237,11 +242,11 @@ _KEYS = (
 )  # fmt: skip
 _MEASURED_KEYS = Measurement._fields
 _MOST_MEANS = [
-    MOST_AMOUNT if field.endswith("_w") else MOST_RATIO
+    MOST_AMOUNT if field.endswith(("_w", "_mib_s")) else MOST_RATIO
     for field in GpuFigures._fields
     if field.startswith("gpu_")
 ]
-"""Watts are amounts; all other means are parts of 1."""
+"""Watts and MiB per second are amounts; all other means are parts of 1."""
 _OWN, _MEASURED, _FIGURES = (itemgetter(*keys) for keys in (_KEYS, _MEASURED_KEYS, GpuFigures._fields))
 
 

@@ -26,6 +26,12 @@ class GpuSample(NamedTuple):
     utilization: Optional[float] = None
     """Part of the time in which any kernel ran at all."""
     power_w: Optional[float] = None
+    tensor_active: Optional[float] = None
+    pcie_tx_mib_s: Optional[float] = None
+    """tx is what the GPU sends, rx what it receives."""
+    pcie_rx_mib_s: Optional[float] = None
+    nvlink_tx_mib_s: Optional[float] = None
+    nvlink_rx_mib_s: Optional[float] = None
 
 
 class LiveGpu(NamedTuple):

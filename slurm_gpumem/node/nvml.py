@@ -8,7 +8,6 @@ or a permission may lack answers None instead of failing.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from ctypes import Structure, byref, c_char, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
@@ -131,11 +130,6 @@ class _GpmMetricsGet(Structure):
         ("sample2", c_void_p),
         ("metrics", _GpmMetric * 8),
     ]
-
-
-def _part(percent: float) -> Optional[float]:
-    """GPM's percent as a part of 1; it also gives NaN, e.g. when the counters were not running in between."""
-    return percent / 100 if math.isfinite(percent) and 0 <= percent <= 150 else None
 
 
 class Nvml:
@@ -343,14 +337,17 @@ class Nvml:
     def gpm_metrics(
         self, first: c_void_p, second: c_void_p, ids: Mapping[str, int]
     ) -> Dict[str, Optional[float]]:
-        """Values between two samples, 0 to 1, by the names given to NVML's numbers for them."""
+        """Values between two samples, percent or MiB per second, by the names given to its numbers.
+
+        NaN where the counters were not running in between.
+        """
         request = _GpmMetricsGet(version=1, count=len(ids), sample1=first, sample2=second)
         for place, metric in enumerate(ids.values()):
             request.metrics[place].id = metric
         if not self._ask("nvmlGpmMetricsGet", byref(request)):
             return dict.fromkeys(ids)
         return {
-            name: _part(metric.value) if metric.code == _SUCCESS else None
+            name: metric.value if metric.code == _SUCCESS else None
             for name, metric in zip(ids, request.metrics)
         }
 

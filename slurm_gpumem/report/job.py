@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 from slurm_gpumem.accounting.types import INSTANCE, Attempt, Curve, GpuStay, JobDetail, JobRow
 from slurm_gpumem.formats.gpu_names import profile_name
@@ -145,6 +145,7 @@ def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str
         whole = f", the whole {device} {percent(stay.gpu_sm)}" if stay.gpu_sm is not None else ""
         mean = percent(stay.sm_share if stay.sm_share is not None else sum(known) / len(known))
         lines += ["", f"  {label}SM activity: its part {mean} in the mean{whole}"]
+        lines += [f"  {label}the whole {device}: {means}" for means in _means(stay.gpu_means)]
         lines += plot(
             curve.sm_active,
             1.0,
@@ -155,6 +156,17 @@ def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str
         )
     lines.append(_time_axis(curve, len(short_mib(top)) + 4))
     return lines
+
+
+def _means(means: Mapping[str, float]) -> List[str]:
+    """ "tensor cores 41%, memory busy 33%, PCIe out 310M/s, in 1.2G/s"; nothing where none is known."""
+    parts = (("tensor cores", "tensor_active"), ("memory busy", "dram_active"), ("occupancy", "sm_occupancy"))
+    words = [f"{title} {percent(means[name])}" for title, name in parts if name in means]
+    for title, name in (("PCIe", "pcie"), ("NVLink", "nvlink")):
+        ways = [(way, means.get(f"{name}_{of}_mib_s")) for way, of in (("out", "tx"), ("in", "rx"))]
+        rates = ", ".join(f"{way} {short_mib(rate)}/s" for way, rate in ways if rate is not None)
+        words += [f"{title} {rates}"] if rates else []
+    return [", ".join(words)] if words else []
 
 
 def _time_axis(curve: Curve, margin: int) -> str:
@@ -245,6 +257,7 @@ def _stay_json(stay: GpuStay) -> Dict[str, Any]:
         "energy_j": stay.energy_j,
         "sm_share": stay.sm_share,
         "gpu_sm": stay.gpu_sm,
+        "gpu_means": dict(stay.gpu_means),
         "curve": _curve_json(stay.curve),
     }
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_gpumem.accounting.sums import percentiles
 from slurm_gpumem.accounting.types import GROUPS, Filters
-from slurm_gpumem.report.job import job_lines
+from slurm_gpumem.report.job import detail_json, job_lines
 from tests.accounting.job_records import DAY, NOON, UUID, opened, record, write
 from tests.accounting.test_index import drawn_records
 
@@ -81,6 +81,23 @@ def test_runs_on_a_node_that_failed_are_counted_and_named(tmp_path: Path) -> Non
         assert any(line.startswith("  run 3 on n3, ") and "COMPLETED" in line for line in lines)
         lines = job_lines(store.detail(second), 1024, unicode=True)
         assert any(line.startswith("  no record of run 1: ") for line in lines)
+
+
+def test_what_else_the_gpu_did_stands_in_the_job_s_own_view(tmp_path: Path) -> None:
+    table = record(1)
+    table["gpu"][UUID].update(
+        gpu_tensor_active=0.41, gpu_pcie_tx_mib_s=310.0, gpu_pcie_rx_mib_s=1250.0, gpu_nvlink_tx_mib_s=None
+    )
+    write(tmp_path / "spool", table)
+    write(tmp_path / "spool", record(2))
+    with opened(tmp_path) as store:
+        first, older = (store.detail(row) for row in store.select())
+    text = "\n".join(job_lines(first, 1024, unicode=False))
+    assert "  the whole GPU: tensor cores 41%, PCIe out 310M/s, in 1.2G/s\n" in text
+    (gpu,) = detail_json(first, 1024)["runs"][0]["gpus"]
+    means = {"sm_active": 0.8, "tensor_active": 0.41, "pcie_tx_mib_s": 310.0, "pcie_rx_mib_s": 1250.0}
+    assert gpu["gpu_means"] == means
+    assert "the whole GPU:" not in "\n".join(job_lines(older, 1024, unicode=False))
 
 
 def test_jobs_that_share_a_gpu_share_its_time(tmp_path: Path) -> None:

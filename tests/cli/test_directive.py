@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from slurm_gpumem import estimate
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.memory_line import parse_line
 from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.submission.script_line import open_script, write_script
 from slurm_gpumem.units import ceil_div
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
@@ -71,6 +74,7 @@ def test_a_batch_size_that_the_script_has_elsewhere_stays_there(bare_desk: Any) 
     [
         (("--write", "job.sh"), "add --directive"),
         (("--directive", "--json"), "leave --json"),
+        (("--directive", "--check", "job.sh"), "leave one of them out"),
         (("--directive", "--estimator", "all"), "one estimator"),
         (("--directive", "--gpus", "2"), "one GPU"),
         (("--directive", "--write", "summary.txt"), "must begin with #!"),
@@ -80,6 +84,115 @@ def test_a_batch_size_that_the_script_has_elsewhere_stays_there(bare_desk: Any) 
 def test_what_cannot_be_is_told(bare_desk: Any, argv: Any, why: str) -> None:
     done = gpumem(bare_desk, "estimate", "summary.txt", "--batch-size", "8", *argv, code=2)
     assert why in done.stderr
+
+
+HEAD = "#GPUMEM model=summary.txt batch-size=32 estimator=horus"
+
+
+def checked(desk: Any, *argv: str, code: int) -> str:
+    """What --check says of job.sh."""
+    said: str = gpumem(desk, "estimate", "--check", "job.sh", *argv, code=code).stdout
+    assert said.count("\n") == 1
+    return said
+
+
+def test_a_script_that_names_its_model_is_written_and_checked_by_itself(bare_desk: Any) -> None:
+    path = bare_desk.script("job.sh", "true", HEAD)
+    before = path.read_text()
+    assert "no memory line" in checked(bare_desk, code=1)
+    gpumem(bare_desk, "estimate", "--directive", "--write", "job.sh")
+    written = path.read_text()
+    assert written.replace(written.split("\n")[2] + "\n", "") == before
+    assert "still holds, for batches of 8 to 128" in checked(bare_desk, code=0)
+    # Another batch between them is what the line is for.
+    assert "still holds" in checked(bare_desk, "--batch-size", "100", code=0)
+    for argv, why in (
+        (("--batch-size", "200"), "for batches of 8 to 128, and the job's is 200"),
+        (("--optimizer", "sgd"), "is for adam.fp32, and the job is sgd.fp32"),
+        (("--estimator", "structural"), "estimated by horus, now structural answers"),
+    ):
+        assert why in checked(bare_desk, *argv, code=1)
+    assert path.read_text() == written
+    summary = bare_desk.folder / "summary.txt"
+    summary.write_text(summary.read_text().replace("Linear", "Bilinear"))
+    assert "summary has changed" in checked(bare_desk, code=1)
+
+
+def test_the_line_s_own_settings_need_not_stand_in_the_script(bare_desk: Any) -> None:
+    bare_desk.script("job.sh", "true", HEAD)
+    gpumem(bare_desk, *MAKE, "--write", "job.sh", "--optimizer", "sgd", "--checkpointing")
+    assert "still holds" in checked(bare_desk, code=0)
+    assert "is for sgd.fp32.ckpt, and the job is adam.fp32.ckpt" in checked(
+        bare_desk, "--optimizer", "adam", code=1
+    )
+
+
+def test_figures_of_another_version_are_found(bare_desk: Any) -> None:
+    path = bare_desk.script("job.sh", "true", HEAD)
+    gpumem(bare_desk, "estimate", "--directive", "--write", "job.sh")
+    line = path.read_text().split("memory-line=")[1].split("\n")[0]
+    old = parse_line(line)
+    older = old._replace(knots=tuple(knot._replace(request_mib=knot.request_mib + 7) for knot in old.knots))
+    path.write_text(path.read_text().replace(line, older.text()))
+    assert re.search(r"other figures now .*batch 32 on h200: (\d+) MiB, not \d+", checked(bare_desk, code=1))
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [("", "has no #GPUMEM model="), (HEAD.replace("summary", "no"), "no.txt"), ("", "damaged")],
+)
+def test_bad_input_of_a_check_is_one_error(bare_desk: Any, head: str, why: str) -> None:
+    path = bare_desk.script("job.sh", "true", HEAD)
+    gpumem(bare_desk, "estimate", "--directive", "--write", "job.sh")
+    path.write_text(path.read_text().replace(HEAD, head or "# none"))
+    if why == "damaged":
+        path.write_text(path.read_text().replace("memory-line=1/", "memory-line=1"))
+    done = gpumem(bare_desk, "estimate", "--check", "job.sh", code=2)
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_line_beside_other_settings_is_replaced_too(bare_desk: Any) -> None:
+    path = bare_desk.script("job.sh", "true", HEAD)
+    gpumem(bare_desk, "estimate", "--directive", "--write", "job.sh")
+    line = path.read_text().split("\n")[2].replace("#GPUMEM ", "")
+    path.write_text(f"#!/bin/bash\n#GPUMEM on-oom=fail {line} optimizer=sgd\n{HEAD}\ntrue")
+    assert "is for adam.fp32, and the job is sgd.fp32" in checked(bare_desk, code=1)
+    gpumem(bare_desk, "estimate", "--directive", "--write", "job.sh")
+    lines = path.read_text().split("\n")
+    assert lines[:3] == ["#!/bin/bash", "#GPUMEM on-oom=fail optimizer=sgd", HEAD]
+    assert (lines[3].startswith("#GPUMEM memory-line="), lines[4:]) == (True, ["true"])
+    assert "still holds" in checked(bare_desk, code=0)
+
+
+def test_a_size_by_hand_is_named_because_it_counts_before_the_line(bare_desk: Any) -> None:
+    bare_desk.script("job.sh", "true", f"{HEAD} mem=3G")
+    done = gpumem(bare_desk, "estimate", "--directive", "--write", "job.sh")
+    assert "line 2: mem=3G counts before the memory line" in done.stderr
+
+
+def test_a_link_stays_one_and_a_read_only_or_changed_script_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, link = tmp_path / "real.sh", tmp_path / "job.sh"
+    path.write_bytes(b"#!/bin/bash\ntrue")
+    path.chmod(0o751)
+    link.symlink_to("real.sh")
+    script = open_script(str(link))
+    write_script(script, b"#!/bin/bash\n#GPUMEM x\ntrue")
+    assert (link.is_symlink(), path.read_bytes()) == (True, b"#!/bin/bash\n#GPUMEM x\ntrue")
+    assert path.stat().st_mode & 0o7777 == 0o751
+    with pytest.raises(UsageError, match="changed meanwhile"):
+        write_script(script, b"lost")
+    script = open_script(str(link))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write into any file
+    with pytest.raises(UsageError, match="is read-only"):
+        write_script(script, b"lost")
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(path).st_uid + 1)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        write_script(script, b"lost")
+    assert path.read_bytes() == script.data
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job.sh", "real.sh"]
 
 
 @pytest.mark.slurm

@@ -122,7 +122,11 @@ def test_a_program_s_own_gpu_option_is_not_srun_s(play: Player, line: str) -> No
 
 def test_a_model_line_submitted_with_plain_sbatch_gets_a_hint_only(play: Player) -> None:
     job = {"script": "#!/bin/sh\n#GPUMEM model=s.txt input=3x224x224\n", "tres_per_node": "gres:gpu:1"}
-    assert "gpusbatch" in play.untouched(job).user[0]
+    said = play.untouched(job).user
+    assert len(said) == 1
+    for word in ("s.txt", "gpumem estimate --directive --write", "gpusbatch"):
+        assert word in said[0]
+    assert "\n" not in said[0]
     assert play.untouched({**job, "comment": RECORD.replace(",shards=13", "")}).user == []
 
 

@@ -197,6 +197,24 @@ def test_a_plain_sbatch_with_a_memory_line_gets_the_shards_of_its_batch(
     assert f",by=horus,via=line,gpu=a100,batch={batch},fp=" in shown
 
 
+def test_the_hint_for_a_model_line_says_what_to_run_and_sbatch_shares_after_that(
+    hooked: Cluster, tmp_path: Path
+) -> None:
+    shutil.copy(EXAMPLE.with_name("small-cnn.txt"), tmp_path / "net.txt")
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --gres=gpu:1 -o /dev/null\n#GPUMEM model=net.txt batch-size=64")
+    before = Job.held(hooked, [str(script)], "")
+    assert before.tres == "gpu:1"
+    assert "cannot estimate net.txt" in before.said
+    told = re.search(r"run (gpumem estimate .*) SCRIPT and", before.said)
+    assert told
+    gpumem = [str(Path(sys.executable).with_name("gpumem")), *told[1].split()[1:], str(script)]
+    subprocess.run(gpumem, check=True)
+    after = Job.held(hooked, [str(script)], "")
+    assert re.fullmatch("shard:[0-9]+", after.tres)
+    assert "for batch 64" in after.said
+
+
 def test_gpus_per_task_is_shared_where_slurm_can_and_its_steps_run_anyway(
     hooked: Cluster, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import pytest
@@ -200,6 +201,7 @@ def test_gpm_needs_two_samples_and_leaves_out_what_it_lacks() -> None:
         request = pointer._obj
         asked = {request.metrics[place].id: request.metrics[place] for place in range(request.count)}
         asked[2].value, asked[3].code, asked[10].value = 50.0, 3, 25.0
+        asked[5].value, asked[20].value, asked[21].value = math.nan, 310.5, 1e12
         return 0
 
     nvml = opened(
@@ -209,6 +211,7 @@ def test_gpm_needs_two_samples_and_leaves_out_what_it_lacks() -> None:
     assert source.sample("GPU-aa").sm_active is None
     second = source.sample("GPU-aa")
     assert (second.sm_active, second.sm_occupancy, second.dram_active) == (0.5, None, 0.25)
+    assert (second.tensor_active, second.pcie_tx_mib_s, second.pcie_rx_mib_s) == (None, 310.5, None)
 
 
 def test_accounting_gives_the_peak_of_processes_that_are_gone() -> None:

@@ -19,9 +19,19 @@ class Measure(NamedTuple):
     mean: bool = True
     """Whether a job's record has the mean over the job's time on the GPU, as `gpu_FIELD`."""
     gpm: Optional[int] = None
-    """Number of NVML's GPM metric, where that is its source: a percentage."""
+    """Number of NVML's GPM metric, where that is its source: a percentage, or MiB per second."""
     dcgm: Optional[int] = None
-    """Number of DCGM's field, where that is its source: a part of 1."""
+    """Number of DCGM's field, where that is its source: a part of 1, or bytes per second."""
+    rate: bool = False
+    """Whether it is MiB per second, as the GPU sends (tx) or receives (rx); else a part of 1."""
+
+    def checked(self, value: float) -> Optional[float]:
+        """A counter's value, None where it makes no sense: they give NaN, and more than there can be."""
+        return value if 0 <= value <= (_MOST_MIB_S if self.rate else 1.5) else None
+
+
+_MOST_MIB_S = float(1 << 23)
+"""Eight TiB per second: four times what NVLink carries today."""
 
 
 MEASURES: Tuple[Measure, ...] = (
@@ -32,6 +42,11 @@ MEASURES: Tuple[Measure, ...] = (
     Measure("dram_active", gpm=10, dcgm=1005),
     Measure("utilization"),
     Measure("power_w"),
+    Measure("tensor_active", gpm=5, dcgm=1004),
+    Measure("pcie_tx_mib_s", gpm=20, dcgm=1009, rate=True),
+    Measure("pcie_rx_mib_s", gpm=21, dcgm=1010, rate=True),
+    Measure("nvlink_tx_mib_s", gpm=61, dcgm=1011, rate=True),
+    Measure("nvlink_rx_mib_s", gpm=60, dcgm=1012, rate=True),
 )
 
 

@@ -27,13 +27,11 @@ def choose_source(config: NodeConfig, node: str, gpus: Sequence[NodeGpu]) -> Met
         return NoSource()
     counters = any(nvml.gpm_supported(uuid) for uuid in indexes)
     if config.source in ("auto", "dcgm") and shutil.which("dcgmi"):
-        from slurm_gpumem.node.sources.dcgm import DcgmSource
+        from slurm_gpumem.node.sources.dcgm import answering_source
 
-        instances = GpmSource(base) if counters else None
-        dcgm = DcgmSource(base, indexes, config.interval_s, instances=instances)
-        if dcgm.answers():
+        dcgm = answering_source(base, indexes, config.interval_s, GpmSource(base) if counters else None)
+        if dcgm is not None:
             return dcgm
-        dcgm.stop()
     if config.source in ("auto", "gpm") and counters:
         return GpmSource(base)
     return base

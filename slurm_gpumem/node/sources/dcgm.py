@@ -3,42 +3,92 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.gpus import is_instance
 from slurm_gpumem.node.sources.base import MEASURES
 from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource, OverNvml
+from slurm_gpumem.units import MIB
 
-FIELDS: Mapping[int, str] = {measure.dcgm: measure.field for measure in MEASURES if measure.dcgm is not None}
-"""By DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
+_UUID = "uuid"
+_MEASURES = {measure.field: measure for measure in MEASURES}
+FIELDS: Mapping[int, str] = {
+    54: _UUID,
+    **{measure.dcgm: measure.field for measure in MEASURES if measure.dcgm is not None},
+}
+"""By DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between. DCGM's
+numbers of GPUs are its own: it keeps them when GPUs come and go, and leaves out those that it cannot open."""
+ACTIVITY: Mapping[int, str] = {
+    number: field for number, field in FIELDS.items() if field in ("sm_active", "sm_occupancy", "dram_active")
+}
+"""What every GPU has that DCGM can profile at all."""
 
 
 _KEPT_ROWS = 600
 
+Key = Union[int, str]
+"""Of a GPU: its UUID where the rows have it, else DCGM's number."""
+Values = Dict[str, Optional[float]]
 
-def parse_dmon(
-    lines: Iterable[str], fields: Mapping[int, str] = FIELDS
-) -> Dict[int, Dict[str, Optional[float]]]:
-    """GPU number → its last values. Headers repeat; N/A is None; odd lines are passed over."""
-    found: Dict[int, Dict[str, Optional[float]]] = {}
-    for line in lines:
+
+class DmonReader:
+    """Reads what `dcgmi dmon` prints, of DCGM 2 to 4; lines of other shapes are passed over.
+
+        #Entity         SMACT        PCITX
+        ID
+        GPU 0           0.312        864034668
+
+    Headers repeat. From version 3 on cells begin where their names do; version 4 leaves one blank where there
+    is no value. Errors go to stderr, those of the connection to stdout.
+    """
+
+    def __init__(self, fields: Mapping[int, str]) -> None:
+        self._names = tuple(fields.values())
+        self._header = ""
+
+    def row(self, line: str) -> Optional[Tuple[Key, Values]]:
+        """A GPU and its values; None for other lines, and for parts of a GPU: "GPU-I 1", "GPU 0 LINK 2"."""
+        if line.startswith("#"):
+            self._header = line
         words = line.split()
-        # "GPU 0   0.312 ..." and, with MIG, "GPU-I 1", "GPU-CI 2", which are no whole GPUs.
-        if len(words) != 2 + len(fields) or words[0] != "GPU" or not words[1].isdigit():
-            continue
-        found[int(words[1])] = dict(zip(fields.values(), map(_number, words[2:])))
-    return found
+        if words[:1] != ["GPU"] or not "".join(words[1:2]).isdecimal() or words[2:3] == ["LINK"]:
+            return None
+        cells = words[2:]
+        if len(cells) != len(self._names):
+            cells = self._columns(line)
+            if len(cells) != len(self._names):
+                return None
+        found = dict(zip(self._names, cells))
+        uuid = found.pop(_UUID, "")
+        values = {name: _number(name, cell) for name, cell in found.items()}
+        return (uuid if uuid.startswith("GPU-") else int(words[1])), values
+
+    def _columns(self, line: str) -> List[str]:
+        """The cells below each name of the header, where the line is as long; else none."""
+        starts = [match.start() for match in re.finditer(r"\S+", self._header)][1:]
+        if len(line) != len(self._header):
+            return []
+        return [line[start:end].strip() for start, end in zip(starts, [*starts[1:], len(line)])]
 
 
-def _number(word: str) -> Optional[float]:
+def parse_dmon(lines: Iterable[str], fields: Mapping[int, str] = FIELDS) -> Dict[Key, Values]:
+    """GPU → its last values."""
+    reader = DmonReader(fields)
+    return dict(row for row in map(reader.row, lines) if row is not None)
+
+
+def _number(name: str, cell: str) -> Optional[float]:
+    """None for "N/A", for a blank, and for a number that was cut off ("12345...")."""
     try:
-        value = float(word)
+        value = float(cell)
     except ValueError:
         return None
-    return value if 0 <= value <= 1.5 else None
+    measure = _MEASURES[name]
+    return measure.checked(value / MIB if measure.rate else value)
 
 
 def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
@@ -63,14 +113,14 @@ class DcgmSource(OverNvml):
         self._instances = instances
         """For MIG instances, which DCGM numbers in a way of its own."""
         self._indexes = indexes
-        self._fields = fields
         self._command = [
             "dcgmi", "dmon", "-e", ",".join(map(str, fields)), "-d", str(max(100, int(interval_s * 1000))),
         ]  # fmt: skip
         self._stream: Optional[subprocess.Popen[bytes]] = None
         self._rest = b""
-        self._latest: Dict[int, Dict[str, Optional[float]]] = {}
-        self._rows: Dict[int, List[Dict[str, Optional[float]]]] = {}
+        self._reader = DmonReader(fields)
+        self._latest: Dict[Key, Values] = {}
+        self._rows: Dict[Key, List[Values]] = {}
         """Per GPU: what was printed since the last `sample`."""
         self._retry_at = 0.0
 
@@ -79,7 +129,7 @@ class DcgmSource(OverNvml):
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             self._read()
-            if any(value is not None for values in self._latest.values() for value in values.values()):
+            if any(values["sm_active"] is not None for values in self._latest.values()):
                 return True
             if self._stream is None:
                 return False
@@ -90,13 +140,13 @@ class DcgmSource(OverNvml):
         if is_instance(uuid):
             return (self._instances or self._base).sample(uuid)
         self._read()
-        index = self._indexes.get(uuid, -1)
+        key = uuid if uuid in self._latest else self._indexes.get(uuid, -1)
         # dcgmi prints more often than this is called: the mean of what it has printed since.
-        latest = self._latest.get(index, {})
-        rows = self._rows.pop(index, None) or [latest]
+        latest = self._latest.get(key, {})
+        rows = self._rows.pop(key, None) or [latest]
         values = {
-            name: None if latest.get(name) is None else _mean([row.get(name) for row in rows])
-            for name in self._fields.values()
+            name: None if value is None else _mean([row.get(name) for row in rows])
+            for name, value in latest.items()
         }
         return self._base.sample(uuid)._replace(**values)
 
@@ -126,11 +176,10 @@ class DcgmSource(OverNvml):
             assert self._stream.stdout is not None
             os.set_blocking(self._stream.stdout.fileno(), False)
         lines, ended = self._lines()
-        for line in lines:
-            for index, values in parse_dmon([line], self._fields).items():
-                self._latest[index] = values
-                self._rows.setdefault(index, []).append(values)
-                del self._rows[index][:-_KEPT_ROWS]
+        for key, values in filter(None, map(self._reader.row, lines)):
+            self._latest[key] = values
+            self._rows.setdefault(key, []).append(values)
+            del self._rows[key][:-_KEPT_ROWS]
         if ended:
             self.stop()
             # Old values must not pass for new ones.
@@ -151,3 +200,16 @@ class DcgmSource(OverNvml):
             self._rest += data
         *lines, self._rest = self._rest.split(b"\n")
         return [line.decode(errors="replace") for line in lines], ended
+
+
+def answering_source(
+    base: NvmlSource, indexes: Mapping[str, int], interval_s: float, instances: Optional[GpmSource] = None
+) -> Optional[DcgmSource]:
+    """A source with as many fields as this node's DCGM has; None where it has none."""
+    # One field that it does not have makes dcgmi refuse all of them.
+    for fields in (FIELDS, ACTIVITY):
+        source = DcgmSource(base, indexes, interval_s, fields, instances)
+        if source.answers():
+            return source
+        source.stop()
+    return None

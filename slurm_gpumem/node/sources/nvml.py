@@ -16,6 +16,7 @@ from slurm_gpumem.node.sources.base import MEASURES, GoneError, GpuProcess, Sour
 
 _CLIENTS_EVERY = 10
 _GPM_METRICS = {measure.field: measure.gpm for measure in MEASURES if measure.gpm is not None}
+_MEASURES = {measure.field: measure for measure in MEASURES}
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class OverNvml:
 
 
 class GpmSource(OverNvml):
-    """NVML, with SM and DRAM activity from two successive GPM samples."""
+    """NVML, with activities and what PCIe and NVLink carry from two successive GPM samples."""
 
     name = "gpm"
 
@@ -159,11 +160,15 @@ class GpmSource(OverNvml):
             if now is None:
                 return plain
             self._samples[uuid] = (now, before)
-            return (
-                plain
-                if before is None
-                else plain._replace(**self._base.nvml.gpm_metrics(before, now, _GPM_METRICS))
-            )
+            if before is None:
+                return plain
+            found = self._base.nvml.gpm_metrics(before, now, _GPM_METRICS)
+            return plain._replace(**{name: _checked(name, value) for name, value in found.items()})
         except NvmlError as error:
             self._samples.pop(uuid, None)
             raise SourceError(str(error)) from None
+
+
+def _checked(field: str, value: Optional[float]) -> Optional[float]:
+    measure = _MEASURES[field]
+    return None if value is None else measure.checked(value if measure.rate else value / 100)
