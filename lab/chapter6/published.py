@@ -6,11 +6,12 @@ to 6.15 are vector graphics in the authors' repository: their means over time an
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.mig import LAYOUTS, Layout
 from slurm_gpumem.simulation.policies import GB, POLICIES, with_conditions
-from slurm_gpumem.simulation.types import Fleet, Policy
+from slurm_gpumem.simulation.types import MIG, Fleet, Policy
 
 GPUS = "4xa100-40gb"
 POWER_LIMIT = 275.0
@@ -21,13 +22,18 @@ STREAMS, MPS = "timeslice", "mps-shared"
 
 
 class Experiment(NamedTuple):
-    """One run of the published manager."""
+    """One run of the published manager, and what was published of it."""
 
     label: str
     tasks: int
     policy: Policy
     estimator: str = "none"
     mode: str = MPS
+    crashes: Optional[int] = None
+    mj: Optional[float] = None
+    total: str = ""
+    """What the text says of the total time, as a part of that in exclusive use."""
+    mig: Tuple[Layout, ...] = ()
 
 
 def machine() -> Fleet:
@@ -40,52 +46,58 @@ def _policy(name: str, max_active: Optional[float] = None, margin_gb: Optional[i
     return with_conditions(POLICIES[name], max_active=max_active, margin_mib=margin)
 
 
+def _magm(label: str, estimator: str, max_active: float, crashes: int, total: str = "") -> Experiment:
+    return Experiment(label, 90, _policy("magm", max_active, 0), estimator, crashes=crashes, total=total)
+
+
 ORACLES: Tuple[Experiment, ...] = (
     Experiment("exclusive", 90, POLICIES["exclusive"]),
     Experiment("first fit (OFF), MPS", 90, POLICIES["first-fit"], "oracle"),
     Experiment("best fit (OBF), MPS", 90, POLICIES["best-fit"], "oracle"),
-    Experiment("worst fit (OWF), MPS", 90, POLICIES["worst-fit"], "oracle"),
+    Experiment("worst fit (OWF), MPS", 90, POLICIES["worst-fit"], "oracle", total="69.9 %, least"),
     Experiment("least utilized (OLUG), MPS", 90, POLICIES["least-utilized"], "oracle"),
-    Experiment("worst fit (OWF), streams", 90, POLICIES["worst-fit"], "oracle", STREAMS),
+    Experiment("worst fit (OWF), streams", 90, POLICIES["worst-fit"], "oracle", STREAMS, total="hardly less"),
 )
-RECOVERY_ONLY: Tuple[Tuple[Experiment, int], ...] = (
-    (Experiment("RR", 90, _policy("round-robin", 1.0, 0)), 8),
-    (Experiment("MAGM", 90, _policy("magm", 1.0, 0)), 5),
-    (Experiment("MAGM, SMACT 80 %", 90, _policy("magm", 0.8, 0)), 4),
-    (Experiment("MAGM, SMACT 80 %, 2 GB", 90, _policy("magm", 0.8, 2)), 2),
-    (Experiment("MAGM, SMACT 80 %, 5 GB", 90, _policy("magm", 0.8, 5)), 2),
-    (Experiment("LUG, SMACT 80 %, 5 GB", 90, _policy("lug", 0.8, 5)), 2),
-    (Experiment("MAGM, SMACT 75 %, 5 GB", 90, _policy("magm", 0.75, 5)), 1),
-    (Experiment("MAGM, SMACT 85 %, 5 GB", 90, _policy("magm", 0.85, 5)), 2),
+RECOVERY_ONLY: Tuple[Experiment, ...] = (
+    Experiment("RR", 90, _policy("round-robin", 1.0, 0), crashes=8, total="among most"),
+    _magm("MAGM", "none", 1.0, 5, "among most"),
+    _magm("MAGM, SMACT 80 %", "none", 0.8, 4),
+    Experiment("MAGM, SMACT 80 %, 2 GB", 90, _policy("magm", 0.8, 2), crashes=2),
+    Experiment("MAGM, SMACT 80 %, 5 GB", 90, _policy("magm", 0.8, 5), crashes=2),
+    Experiment("LUG, SMACT 80 %, 5 GB", 90, _policy("lug", 0.8, 5), crashes=2, total="72 %, least"),
+    Experiment("MAGM, SMACT 75 %, 5 GB", 90, _policy("magm", 0.75, 5), crashes=1),
+    Experiment("MAGM, SMACT 85 %, 5 GB", 90, _policy("magm", 0.85, 5), crashes=2),
+    Experiment("MUG, SMACT 80 %, 5 GB", 90, POLICIES["mug"], total="poor"),
 )
-"""With table 6.3's crashes."""
-ESTIMATED: Tuple[Tuple[Experiment, int], ...] = (
-    (Experiment("MAGM, Horus", 90, _policy("magm", 1.0, 0), "horus"), 1),
-    (Experiment("MAGM, FakeTensor", 90, _policy("magm", 1.0, 0), "faketensor"), 0),
-    (Experiment("MAGM, GPUMemNet", 90, _policy("magm", 1.0, 0), "gpumemnet"), 1),
-    (Experiment("MAGM, SMACT 80 %, Horus", 90, _policy("magm", 0.8, 0), "horus"), 0),
-    (Experiment("MAGM, SMACT 80 %, FakeTensor", 90, _policy("magm", 0.8, 0), "faketensor"), 0),
-    (Experiment("MAGM, SMACT 80 %, GPUMemNet", 90, _policy("magm", 0.8, 0), "gpumemnet"), 0),
+ESTIMATED: Tuple[Experiment, ...] = (
+    _magm("MAGM, Horus", "horus", 1.0, 1),
+    _magm("MAGM, FakeTensor", "faketensor", 1.0, 0),
+    _magm("MAGM, GPUMemNet", "gpumemnet", 1.0, 1),
+    _magm("MAGM, GPUMemNet refit", "gpumemnet-refit", 1.0, 1),
+    _magm("MAGM, SMACT 80 %, Horus", "horus", 0.8, 0),
+    _magm("MAGM, SMACT 80 %, FakeTensor", "faketensor", 0.8, 0),
+    _magm("MAGM, SMACT 80 %, GPUMemNet", "gpumemnet", 0.8, 0, "75 %, least"),
+    _magm("MAGM, SMACT 80 %, GPUMemNet refit", "gpumemnet-refit", 0.8, 0, "75 %, least"),
 )
-"""With table 6.4's crashes."""
-HEAVY: Tuple[Tuple[Experiment, int, Optional[float]], ...] = (
-    (Experiment("exclusive", 60, POLICIES["exclusive"]), 0, 33.198),
-    (Experiment("RR, streams", 60, _policy("round-robin", 1.0, 0), mode=STREAMS), 9, 34.745),
-    (Experiment("RR, MPS", 60, _policy("round-robin", 1.0, 0)), 6, 29.601),
-    (Experiment("MAGM, 2 GB, 80 %", 60, _policy("magm", 0.8, 2)), 4, 28.781),
-    (Experiment("LUG, 2 GB, 80 %", 60, _policy("lug", 0.8, 2)), 4, None),
-    (Experiment("MAGM, Horus, 80 %", 60, _policy("magm", 0.8, 0), "horus"), 2, 29.042),
-    (Experiment("MAGM, FakeTensor, 80 %", 60, _policy("magm", 0.8, 0), "faketensor"), 3, 30.306),
-    (Experiment("MAGM, GPUMemNet, 80 %", 60, _policy("magm", 0.8, 0), "gpumemnet"), 1, 28.502),
+"""GPUMemNet is the estimator that ships; the refit is a network like it, trained on our measured runs."""
+_80 = _policy("magm", 0.8, 0)
+HEAVY: Tuple[Experiment, ...] = (
+    Experiment("exclusive", 60, POLICIES["exclusive"], crashes=0, mj=33.198),
+    Experiment("RR, streams", 60, _policy("round-robin", 1.0, 0), mode=STREAMS, crashes=9, mj=34.745),
+    Experiment("RR, MPS", 60, _policy("round-robin", 1.0, 0), crashes=6, mj=29.601),
+    Experiment("MAGM, 2 GB, 80 %", 60, _policy("magm", 0.8, 2), crashes=4, mj=28.781),
+    Experiment("LUG, 2 GB, 80 %", 60, _policy("lug", 0.8, 2), crashes=4),
+    Experiment("MAGM, Horus, 80 %", 60, _80, "horus", crashes=2, mj=29.042),
+    Experiment("MAGM, FakeTensor, 80 %", 60, _80, "faketensor", crashes=3, mj=30.306),
+    Experiment("MAGM, GPUMemNet, 80 %", 60, _80, "gpumemnet", crashes=1, mj=28.502, total="70 %"),
+    Experiment("MAGM, GPUMemNet refit, 80 %", 60, _80, "gpumemnet-refit", crashes=1, mj=28.502, total="70 %"),
 )
-"""With table 6.5's crashes and table 6.6's MJ."""
-LEFT_OUT: Tuple[Experiment, ...] = (Experiment("MUG, SMACT 80 %, 5 GB", 90, POLICIES["mug"]),)
-"""What the text says performed poorly, without figures."""
+"""70 % is the length of figure 6.14's curves."""
 OURS: Tuple[Experiment, ...] = tuple(
     Experiment(f"{policy}, {estimator}", tasks, POLICIES[policy], estimator)
     for tasks in (90, 60)
     for policy, estimator in (
-        ("slurm", "none"),
+        ("slurm", "trace"),
         ("slurm-pack", "text"),
         ("slurm-pack", "trace"),
         ("slurm-spread", "trace"),
@@ -93,20 +105,13 @@ OURS: Tuple[Experiment, ...] = tuple(
     )
 )
 """The same traces under Slurm with this project's requests."""
-SAID: Mapping[str, Dict[str, str]] = {
-    "6.5": {
-        "worst fit (OWF), MPS": "shortest; 30.13 % less",
-        "worst fit (OWF), streams": "hardly less",
-    },
-    "6.7": {
-        "LUG, SMACT 80 %, 5 GB": "shortest; 28 % less",
-        "RR": "among the longest",
-        "MAGM": "among the longest",
-    },
-    "6.9": {"MAGM, SMACT 80 %, GPUMemNet": "shortest; about 25 % less"},
-    "6.11": {"MAGM, GPUMemNet, 80 %": "30 % less (length of figure 6.14's curves)"},
-}
-"""What the text says of the total trace time, relative to exclusive use, by figure."""
+SPLIT: Tuple[Experiment, ...] = tuple(
+    Experiment(f"MIG, {gpus}x{name}", tasks, POLICIES["slurm-pack"], "trace", MIG, mig=(layout,) * gpus)
+    for tasks in (90, 60)
+    for gpus in (1, 2)
+    for name, layout in LAYOUTS.items()
+)
+"""All layouts on one or two of the four GPUs: some tasks need two that are not split."""
 
 
 class OverTime(NamedTuple):
@@ -121,17 +126,12 @@ class OverTime(NamedTuple):
 OVER_TIME: Mapping[str, OverTime] = {
     "exclusive": OverTime(0.25, 0.61, 217.0),
     "MAGM, GPUMemNet, 80 %": OverTime(0.55, 0.85, 254.0),
+    "MAGM, GPUMemNet refit, 80 %": OverTime(0.55, 0.85, 254.0),
 }
 """Figures 6.13 to 6.15, 60 tasks. Shared GPUs draw 271 W in the median: they are at their limit of 275 W."""
 
 
 def experiments() -> List[Experiment]:
     """Every one, each once."""
-    return [
-        *ORACLES,
-        *(one for one, _ in RECOVERY_ONLY),
-        *(one for one, _ in ESTIMATED),
-        *(one for one, _, _ in HEAVY),
-        *LEFT_OUT,
-        *OURS,
-    ]
+    groups = (ORACLES, RECOVERY_ONLY, ESTIMATED, HEAVY, OURS, SPLIT)
+    return list(dict.fromkeys(one for group in groups for one in group))

@@ -14,6 +14,7 @@ from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.simulation.compare import compare, comparison_json, table
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.generate import generate
+from slurm_gpumem.simulation.mig import split_gpus
 from slurm_gpumem.simulation.policies import (
     POLICIES,
     PUBLISHED_TIMING,
@@ -94,6 +95,9 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
         with_conditions(
             find_policy(names[0]), max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown
         )
+    mig = () if args.mig is None else split_gpus(args.mig, fleet)
+    if mig and MIG not in modes:
+        raise UsageError("--mig belongs to --mode mig")
     for name, estimator, mode in product(names, estimators, modes):
         policy = find_policy(name)
         if policy.whole:
@@ -108,7 +112,8 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
                 policy, max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown
             )
             label = " ".join([name, estimator, *([mode] if len(modes) > 1 else [])])
-        setups.append((label, Setup(fleet, policy, estimator, mode, _timing(args.decisions, policy), ladder)))
+        timing, layouts = _timing(args.decisions, policy), mig if mode == MIG else ()
+        setups.append((label, Setup(fleet, policy, estimator, mode, timing, ladder, mig=layouts)))
     return setups
 
 
@@ -152,6 +157,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--policies", action="store_true", help="list the policies and stop")
     parser.add_argument("--estimator", default="oracle", metavar="NAMES", help=", ".join(ESTIMATORS))
     parser.add_argument("--mode", default="mps", metavar="NAMES", help=", ".join(MODES))
+    parser.add_argument(
+        "--mig", metavar="NxLAYOUT", help="mode mig: how many GPUs are split, and how: 2x3g+2g+1g"
+    )
     parser.add_argument(
         "--max-active", type=float, metavar="X", help="SM activity up to which a GPU takes more (0 to 1)"
     )

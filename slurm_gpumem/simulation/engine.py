@@ -9,11 +9,12 @@ from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence,
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.gpu_state import GpuState, Task
+from slurm_gpumem.simulation.mig import slices_for
 from slurm_gpumem.simulation.places import NOWHERE, PlaceIndex, Places
 from slurm_gpumem.simulation.power import watts
 from slurm_gpumem.simulation.queues import Queue, queue_for
 from slurm_gpumem.simulation.requests import Asker
-from slurm_gpumem.simulation.sharing import mig_compute, mig_place, speeds
+from slurm_gpumem.simulation.sharing import speeds
 from slurm_gpumem.simulation.types import MIG, MODES, WHOLE, Setup, SimJob
 
 _END, _GROW, _AGAIN, _WINDOW, _WAKE = range(5)
@@ -77,14 +78,16 @@ class Engine:
             raise UsageError(
                 f"mode mig: the policy {setup.policy.name} gives out no instances; use slurm-pack"
             )
+        if (setup.mode == MIG) != bool(setup.mig):
+            raise UsageError("mode mig needs the layouts of its GPUs (--mig), and no other mode has any")
         self.setup = setup
         self.policy, self.timing = setup.policy, setup.timing
         self.jobs = sorted(jobs, key=lambda job: job.arrival)
         self.place_of = {job.number: place for place, job in enumerate(self.jobs)}
         if len(self.place_of) != len(self.jobs):
             raise UsageError("two jobs of the trace have the same number")
-        self.index = PlaceIndex(setup.fleet, setup.policy, mig=setup.mode == MIG)
         self.asker = Asker(setup)
+        self.index = PlaceIndex(setup.fleet, setup.policy, setup.mig)
         self.asks: Dict[int, Optional[int]] = {}
         self.steps: Dict[int, int] = {}
         self.ends: List[Tuple[float, int, Task]] = []
@@ -194,22 +197,22 @@ class Engine:
         fleet = self.setup.fleet
         cores = -(-job.cores // max(1, -(-job.gpus // fleet.gpus_per_node)))
         too_many_cores = bool(fleet.cores_per_node) and cores > fleet.cores_per_node
-        if job.gpus > fleet.gpus or job.peak_mib > fleet.memory_mib or too_many_cores:
+        asked = self.asker.ask(job)
+        # Sooner or later: in an instance that turns out too small it fails.
+        needs_unsplit = bool(self.setup.mig) and (not asked or job.peak_mib > asked)
+        no_gpus = job.gpus > fleet.gpus or (needs_unsplit and not self.index.has_unsplit(job.gpus))
+        if no_gpus or job.peak_mib > fleet.memory_mib or too_many_cores:
             self._refused.append(job.number)
             return
         self._unfinished += 1
-        self.asks[job.number] = self.asker.ask(job)
+        self.asks[job.number] = asked
         self.queue.add(job)
 
     def _begin(self, job: SimJob, places: Places, asked: Optional[int]) -> None:
         memory = self.setup.fleet.memory_mib
         whole = asked == WHOLE
         granted = memory if whole else (asked or 0)
-        instance = self.setup.mode == MIG and not whole
-        compute = mig_compute(granted, memory) if instance else 1.0
-        task = Task(job, places, granted, self.now, whole=whole, compute=compute)
-        if instance:
-            task.slices = mig_place(granted, memory, self.index.gpus[places[0]].slices) or frozenset()
+        task = Task(job, places, granted, self.now, whole=whole, slices=slices_for(granted, memory))
         self._start[self.place_of[job.number]] = self.now
         self.index.take_cores(places, job.cores)
         if len(places) > 1:

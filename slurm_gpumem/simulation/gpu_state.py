@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Tuple
+from typing import Dict, List, Tuple
 
 from slurm_gpumem.simulation.types import SimJob
 from slurm_gpumem.utilization.interference import JobLoad
@@ -13,20 +13,19 @@ class Task:
     """A run of a job: one attempt, on the GPUs that it got."""
 
     __slots__ = (
-        "compute", "gpus", "granted_mib", "job", "left", "limit_end", "load", "side", "since", "slices",
+        "gpus", "granted_mib", "job", "left", "limit_end", "load", "side", "since", "slices",
         "speed", "speeds", "start", "trains", "use_mib", "user", "version", "whole",
     )  # fmt: skip
 
     def __init__(
-        self, job: SimJob, gpus: Tuple[int, ...], granted_mib: int, now: float, *, whole: bool, compute: float
+        self, job: SimJob, gpus: Tuple[int, ...], granted_mib: int, now: float, *, whole: bool, slices: int
     ) -> None:
         self.job, self.gpus, self.granted_mib, self.whole = job, gpus, granted_mib, whole
         self.load: JobLoad = job.load
         self.side = prepared(job.load)
         self.user = job.user
-        self.compute = compute
-        self.slices: FrozenSet[int] = frozenset()
-        """The memory slices of its MIG instance."""
+        self.slices = slices
+        """Of the memory that its MIG instance has."""
         self.use_mib = job.startup_mib
         self.trains = job.startup_s <= 0
         """Past its start-up."""
@@ -73,11 +72,6 @@ class GpuState:
         """Its place in the order of the policy."""
         self.history: List[Tuple[float, float]] = []
         """(since, activity), the latest last, as far back as the window reaches."""
-
-    @property
-    def slices(self) -> FrozenSet[int]:
-        """Memory slices that MIG instances have."""
-        return frozenset().union(*(task.slices for task in self.tasks))
 
     def mean_active(self, now: float, window: float) -> float:
         """Its activity over the last `window` seconds; before its first job it was idle."""

@@ -7,11 +7,11 @@ that lets others in (-1 for the rest). Orders other than the number of a GPU kee
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import AbstractSet, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import AbstractSet, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.simulation.gpu_state import GpuState
 from slurm_gpumem.simulation.max_tree import MaxTree
-from slurm_gpumem.simulation.sharing import mig_place
+from slurm_gpumem.simulation.mig import slices_for
 from slurm_gpumem.simulation.types import Fleet, Policy
 
 Places = Tuple[int, ...]
@@ -25,11 +25,15 @@ order by activity is that of each GPU's last change."""
 class PlaceIndex:
     """The GPUs of a fleet under one policy."""
 
-    def __init__(self, fleet: Fleet, policy: Policy, *, mig: bool = False) -> None:
-        self.fleet, self.policy, self._mig = fleet, policy, mig
+    def __init__(self, fleet: Fleet, policy: Policy, instances: Sequence[Tuple[int, ...]] = ()) -> None:
+        self.fleet, self.policy = fleet, policy
+        self._instances = instances
         self.gpus = [GpuState(index) for index in range(fleet.gpus)]
         self.free_cores = [fleet.cores_per_node] * fleet.nodes
-        self._idle = MaxTree([fleet.gpus_per_node] * fleet.nodes)
+        self._unsplit = [
+            sum(not self.is_split(gpu.index) for gpu in self._gpus_of(node)) for node in range(fleet.nodes)
+        ]
+        self._idle = MaxTree(self._unsplit)
         self._free = MaxTree([fleet.memory_mib] * fleet.gpus)
         self._sorted = policy.order in _RANKED
         self._ranks: List[Tuple[float, int]] = []
@@ -43,6 +47,20 @@ class PlaceIndex:
     def node_of(self, gpu: int) -> int:
         """The node that a GPU is in."""
         return gpu // self.fleet.gpus_per_node
+
+    def is_split(self, gpu: int) -> bool:
+        """Whether a GPU has MIG instances: it is never given out whole, and no other is shared then."""
+        return gpu < len(self._instances)
+
+    def has_unsplit(self, count: int) -> bool:
+        """Whether there are so many GPUs for a job that shares none, were they idle."""
+        nodes, each = self.nodes_for(count)
+        return sum(unsplit >= each for unsplit in self._unsplit) >= nodes
+
+    def nodes_for(self, count: int) -> Tuple[int, int]:
+        """How many nodes a job that shares no GPU needs, and how many GPUs of each."""
+        per_node = self.fleet.gpus_per_node
+        return (1, count) if count <= per_node else (-(-count // per_node), per_node)
 
     def nodes_of(self, gpus: Iterable[int]) -> Tuple[int, ...]:
         """The nodes that these GPUs are in, each once."""
@@ -63,7 +81,7 @@ class PlaceIndex:
     def changed(self, gpu: GpuState, now: float, *, was_idle: bool) -> None:
         """Bring the indices up to date after a change on a GPU."""
         idle = not gpu.tasks
-        if idle != was_idle:
+        if idle != was_idle and not self.is_split(gpu.index):
             node = self.node_of(gpu.index)
             self._idle[node] += 1 if idle else -1
         self._free[gpu.index] = self.free_mib(gpu) if gpu.eligible else -1
@@ -93,15 +111,13 @@ class PlaceIndex:
 
     def whole(self, count: int, cores: int, banned: AbstractSet[int] = NOWHERE) -> Optional[Places]:
         """Idle GPUs: of one node, or whole nodes for a job that is larger than one."""
-        per_node = self.fleet.gpus_per_node
-        nodes_needed = -(-count // per_node)
-        each = count if nodes_needed == 1 else per_node
+        nodes_needed, each = self.nodes_for(count)
         chosen: List[int] = []
         for node in self.nodes_with_idle(each):
             if node in banned or not self._has_cores(node, cores // nodes_needed):
                 continue
-            idle = [gpu.index for gpu in self._gpus_of(node) if not gpu.tasks][:each]
-            chosen += idle
+            idle = (gpu.index for gpu in self._gpus_of(node) if not (gpu.tasks or self.is_split(gpu.index)))
+            chosen += list(idle)[:each]
             if len(chosen) >= count:
                 return tuple(chosen[:count])
         return None
@@ -128,10 +144,13 @@ class PlaceIndex:
         return None
 
     def _has_room(self, gpu: int, need_mib: int) -> bool:
-        """Whether this memory of a GPU is free, under MIG in a place for an instance."""
-        if self._free[gpu] < need_mib:
+        """Whether this memory of a GPU is free; under MIG, an instance of this size."""
+        if self._free[gpu] < need_mib or not self._instances:
+            return self._free[gpu] >= need_mib
+        if not self.is_split(gpu):
             return False
-        return not self._mig or bool(mig_place(need_mib, self.fleet.memory_mib, self.gpus[gpu].slices))
+        taken = sum(task.granted_mib == need_mib for task in self.gpus[gpu].tasks)
+        return taken < self._instances[gpu].count(slices_for(need_mib, self.fleet.memory_mib))
 
     def _in_order(self, need_mib: int, now: float) -> Iterator[int]:
         free, order = self._free, self.policy.order

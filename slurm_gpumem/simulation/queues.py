@@ -206,7 +206,6 @@ def expected_start(engine: Engine, job: SimJob) -> Reservation:
     """When and where running jobs that use up their limits make room for it."""
     asked = engine.asks[job.number]
     index = engine.index
-    per_node = engine.setup.fleet.gpus_per_node
     if asked != WHOLE:
         need = engine.need_mib(asked)
         free: Dict[int, int] = {}
@@ -214,18 +213,17 @@ def expected_start(engine: Engine, job: SimJob) -> Reservation:
             for gpu in task.gpus:
                 state = index.gpus[gpu]
                 free[gpu] = free.get(gpu, index.free_mib(state)) + task.granted_mib
-                if free[gpu] >= need:
+                if free[gpu] >= need and (not index.is_split(gpu) or task.granted_mib == need):
                     return Reservation(moment, frozenset((index.node_of(gpu),)))
         return Reservation(_NEVER, frozenset())
-    nodes_needed = -(-job.gpus // per_node)
-    each = job.gpus if nodes_needed == 1 else per_node
+    nodes_needed, each = index.nodes_for(job.gpus)
     ready = set(index.nodes_with_idle(each))
     busy: Dict[int, int] = {}
     idle: Dict[int, int] = {}
     for moment, _, task in engine.ends:
         for gpu in task.gpus:
             busy[gpu] = busy.get(gpu, len(index.gpus[gpu].tasks)) - 1
-            if busy[gpu] == 0:
+            if busy[gpu] == 0 and not index.is_split(gpu):
                 node = index.node_of(gpu)
                 idle[node] = idle.get(node, index.idle_gpus(node)) + 1
                 if idle[node] >= each:

@@ -6,7 +6,8 @@ from math import ceil
 from typing import Dict, Optional, Tuple
 
 from slurm_gpumem.errors import UnknownNameError
-from slurm_gpumem.simulation.sharing import WAYS, mig_request
+from slurm_gpumem.simulation.mig import slices_for
+from slurm_gpumem.simulation.sharing import WAYS
 from slurm_gpumem.simulation.types import MIG, WHOLE, Setup, SimJob
 from slurm_gpumem.units import ceil_div
 from slurm_gpumem.utilization.budget import share_for
@@ -14,15 +15,8 @@ from slurm_gpumem.utilization.sets import PER_USER
 
 ORACLE, NONE, REMEMBERED = "oracle", "none", "remembered"
 ESTIMATORS: Tuple[str, ...] = (
-    ORACLE,
-    NONE,
-    "horus",
-    "faketensor",
-    "gpumemnet",
-    "text",
-    "trace",
-    REMEMBERED,
-)
+    ORACLE, NONE, "horus", "faketensor", "gpumemnet", "gpumemnet-refit", "text", "trace", REMEMBERED,
+)  # fmt: skip
 """All but the first two and the last are columns of a trace."""
 _REMEMBERED_RESERVE = 0.02
 """Above the largest peak so far, as the estimator `remembered` has it."""
@@ -36,6 +30,7 @@ class Asker:
             raise UnknownNameError("estimator", setup.estimator, list(ESTIMATORS))
         self._setup = setup
         self._peaks: Dict[Tuple[str, str], Tuple[int, int]] = {}
+        self._sizes = {size for layout in setup.mig for size in layout}
         self._way = WAYS.get(setup.mode, PER_USER)
 
     def ask(self, job: SimJob) -> Optional[int]:
@@ -57,7 +52,7 @@ class Asker:
         if limit:
             mib = max(mib, ceil(share_for(job.load, limit, limit, self._way).share * memory))
         if self._setup.mode == MIG:
-            mib = mig_request(mib, memory)
+            mib = slices_for(mib, memory, self._sizes) * memory // 8
         else:
             mib = ceil_div(mib, self._setup.shard_mib) * self._setup.shard_mib
         return WHOLE if mib >= memory else mib

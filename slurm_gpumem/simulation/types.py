@@ -121,3 +121,5 @@ class Setup(NamedTuple):
     shard_mib: int = 1024
     record: bool = False
     """Keep what each GPU did over time."""
+    mig: Tuple[Tuple[int, ...], ...] = ()
+    """Mode "mig": layouts of the first GPUs, slices of memory of each instance; the others stay whole."""

@@ -45,7 +45,7 @@ def test_every_policy_estimator_and_mode_can_be_combined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["simulate", _trace(tmp_path), "--policy", "all", "--estimator", "oracle,none,text,remembered"]
-    assert main([*argv, "--mode", "mps,timeslice,mig", "--seeds", "2", "--json"]) == 0
+    assert main([*argv, "--mode", "mps,timeslice,mig", "--mig", "1x3g+3g", "--seeds", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["policy"] for row in found["rows"]} == set(POLICIES)
     shared = [policy for policy in POLICIES.values() if not policy.whole]

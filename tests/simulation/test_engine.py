@@ -10,8 +10,9 @@ import pytest
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
+from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.mig import LAYOUTS, split_gpus
 from slurm_gpumem.simulation.policies import POLICIES, PUBLISHED_TIMING
-from slurm_gpumem.simulation.sharing import mig_place
 from slurm_gpumem.simulation.types import SimJob
 from tests.simulation.jobs import HEAVY, LIGHT, job, setup
 
@@ -55,7 +56,8 @@ def test_under_every_policy_every_job_ends_and_none_is_faster_than_alone(policy:
         with pytest.raises(UsageError, match="gives out no instances"):
             simulate(jobs, setup(policy, mode=mode))
         return
-    outcome = simulate(jobs, setup(policy, gpus=4, nodes=2, mode=mode, record=True))
+    mig = (LAYOUTS["3g+2g+1g"],) * 4 if mode == "mig" else ()
+    outcome = simulate(jobs, setup(policy, gpus=4, nodes=2, mode=mode, mig=mig, record=True))
     assert not outcome.refused
     for one, start, end in zip(outcome.jobs, outcome.start, outcome.end):
         assert start >= one.arrival
@@ -255,25 +257,41 @@ def test_the_most_utilized_gpu_is_filled_before_an_idle_one_is_taken() -> None:
 
 def test_seven_of_the_smallest_mig_instances_fill_a_gpu_and_each_has_a_seventh_of_it() -> None:
     jobs = [job(number, mib=4000, load=HEAVY) for number in range(8)]
-    outcome = simulate(jobs, setup("slurm-pack", mode="mig"))
+    outcome = simulate(jobs, setup("slurm-pack", mode="mig", mig=((1,) * 7,)))
     assert sorted(outcome.start)[:7] == [0.0] * 7
     assert max(outcome.start) == pytest.approx(min(outcome.end))
     assert min(outcome.end) == pytest.approx(100 * 0.9 * 7)
-    halves = simulate(
-        [job(number, mib=15_000, load=HEAVY) for number in range(3)], setup("slurm-pack", mode="mig")
-    )
-    assert sorted(halves.start)[:2] == [0.0, 0.0]
-    assert min(halves.end) == pytest.approx(100 * 0.9 * 7 / 3)
 
 
-def test_mig_instances_have_the_places_that_the_hardware_has_and_stay_there() -> None:
-    # 1g at the slices 0 to 3; the 3g goes to 4, and no second one fits until all of them have ended.
-    small = [job(number, mib=4000, work=100.0 * (number + 1), load=LIGHT) for number in range(4)]
-    large = [job(4 + number, mib=15_000, work=1000.0, load=LIGHT) for number in range(2)]
-    outcome = simulate([*small, *large], setup("slurm-pack", mode="mig"))
-    assert [*outcome.start[:5]] == [0.0] * 5
-    assert outcome.start[5] == pytest.approx(outcome.end[3])
-    assert mig_place(4000, 40_960, frozenset(range(7))) is None  # the eighth slice is no place for a 1g
+def test_a_layout_stays_what_the_site_made_it() -> None:
+    # The first GPU is a 3g and a 2g, 2g; the second stays whole.
+    split = setup("slurm-pack", gpus=2, mode="mig", mig=(LAYOUTS["3g+2g+2g"],), record=True)
+    third = [job(number, mib=15_000, load=HEAVY) for number in range(2)]
+    outcome = simulate(third, split)
+    assert min(outcome.end) == pytest.approx(100 * 0.9 * 7 / 3)
+    assert outcome.start[1] == pytest.approx(outcome.end[0])  # beside two free 2g and an idle GPU
+    large = [job(2, mib=30_000), job(3, mib=30_000), job(4, mib=4000, load=LIGHT)]
+    outcome = simulate(large, split)
+    assert {run.job: run.gpus for run in outcome.runs} == {2: (1,), 3: (1,), 4: (0,)}
+    # Two GPUs that are not split are nowhere, and nowhere is one for what outgrows its instance.
+    assert simulate([job(5, gpus=2)], split).refused == (5,)
+    small = job(6, mib=12_000)._replace(estimates={"text": 1000})
+    alone = split._replace(fleet=split.fleet._replace(gpus_per_node=1), estimator="text")
+    assert simulate([small], alone).refused == (6,)
+    assert figures(simulate([small], split._replace(estimator="text"))).crashes == 1
+
+
+def test_only_layouts_of_the_hardware_are_known() -> None:
+    assert LAYOUTS["3g+3g"] == (4, 4)
+    assert sorted(map(sum, LAYOUTS.values())) == [7] * 6 + [8] * 4
+    fleet = parse_fleet("4xa100-40gb")
+    assert split_gpus("2x3g+2g+1g", fleet) == ((4, 2, 1), (4, 2, 1))
+    # Four 2g have no place: the last one would begin at slice 6 of 8.
+    for wrong in ("2x2g+2g+2g+2g", "5x3g+3g", "0x3g+3g", "3g+3g", "1x7g"):
+        with pytest.raises(UsageError, match="layouts of the hardware: 3g"):
+            split_gpus(wrong, fleet)
+    with pytest.raises(UsageError, match="v100 has no MIG instances"):
+        split_gpus("1x3g+3g", parse_fleet("1xv100"))
 
 
 def test_nothing_is_counted_after_the_last_job_has_ended() -> None:
