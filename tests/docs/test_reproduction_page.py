@@ -12,7 +12,7 @@ from typing import Set
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "lab" / "docs" / "reproduction.md").read_text(encoding="utf-8")
 FIGURES = {1: 1, 2: 2, 3: 4, 4: 13, 5: 13, 6: 15, 7: 1}
 TABLES = {1: 1, 3: 2, 4: 2, 5: 7, 6: 6}
 """How many figures and tables the dissertation's chapters have."""

@@ -39,7 +39,7 @@ def test_every_row_of_the_tables_stands_beside_its_published_figure(results: Res
 
 
 def _screens() -> List[Screen]:
-    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "docs" / "reproduction.md").read_text(encoding="utf-8")
     found = [part for part in read_page(page) if isinstance(part, Screen)]
     return [screen for screen in found if "lab.chapter6.study" in screen.steps[0].command]
 
