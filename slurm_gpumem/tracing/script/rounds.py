@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.tracing.blame import is_users
-from slurm_gpumem.tracing.script import stages
+from slurm_gpumem.tracing.script import counters, loops, stages
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.steps import spent
 
@@ -103,7 +103,7 @@ class Rounds:
             return values
         if frame.f_globals.get("__name__") in _OF_TQDM:
             return Watched(values, self)
-        known = frame.f_lineno in stages.lines_of_ranges(frame.f_code.co_filename)
+        known = frame.f_lineno in loops.lines_of_ranges(frame.f_code.co_filename)
         return Watched(values, self) if known else values
 
     def run(self, values: range) -> Iterator[int]:
@@ -111,7 +111,7 @@ class Rounds:
         asking: Optional[FrameType] = sys._getframe(1)
         while asking is not None and not is_users(asking.f_code.co_filename):
             asking = asking.f_back
-        loop = None if asking is None else stages.loop_over(asking)
+        loop = None if asking is None else loops.loop_over(asking)
         del asking  # it has the script's tensors
         if loop is None:
             yield from values
@@ -127,7 +127,7 @@ class Rounds:
                 if steps.taken == before:  # no training: it is to cost nothing
                     running.at += 1
                     continue
-                value = stages.Counted(values[running.at], values.step)
+                value = counters.Counted(values[running.at], values.step)
                 # No frame in a variable of ours: it would keep the script's tensors until the next round.
                 running.at += running.following(sys._getframe(1), dict.fromkeys(loop.variables, value))
         finally:
@@ -139,21 +139,36 @@ class Rounds:
     def stepped(self) -> None:
         """An optimizer has stepped; directly in a loop by `while`, that is a round of it."""
         frame: Optional[FrameType] = sys._getframe(1)
-        around: List[stages.Loop] = []
+        around: List[loops.Loop] = []
         while frame is not None and not around:
-            around = stages.loops_around(frame) if is_users(frame.f_code.co_filename) else []
+            around = loops.loops_around(frame) if is_users(frame.f_code.co_filename) else []
             frame = frame if around else frame.f_back
-        if frame is None or isinstance(around[-1].node, ast.For):
-            return
-        loop, key = around[-1], (id(frame), around[-1].node.lineno)
+        if frame is not None and isinstance(around[-1].node, ast.While):
+            self._round_by_while(frame, around[-1])
+
+    def epoch_over(self, frame: FrameType) -> None:
+        """A loader has no more batches for a loop; next in a loop by `while`, that is a round of it."""
+        around = loops.loops_around(frame)[:-1]
+        outer: Optional[FrameType] = frame
+        while not around and outer is not None:
+            outer = outer.f_back
+            users = outer is not None and is_users(outer.f_code.co_filename)
+            around = loops.loops_around(outer) if users and outer is not None else []
+        if outer is not None and isinstance(around[-1].node, ast.While):
+            self._round_by_while(outer, around[-1])
+
+    def _round_by_while(self, frame: FrameType, loop: loops.Loop) -> None:
+        key = (id(frame), loop.node.lineno)
         running = self._waiting.get(key)
         if running is None:
-            # Its end is the last number that its code compares what it counts with.
-            counted = stages.counters(loop, frame)
-            last = max(stages.changes(loop, frame, counted, _ENDLESS), default=0)
-            running = self._waiting[key] = _Running(self, self._tracer, loop, last, known=False)
-        elif running.at < running.total:
+            running = self._waiting[key] = _Running(self, self._tracer, loop, 0, known=False)
+            running.total = running.end(frame)
+        elif running.taken != self._tracer.steps.taken and not running.at >= running.total > 0:
             running.at += running.following(frame, {})
+            # What only inner loops count is known after some rounds.
+            if not running.total and running.trained == _FEW:
+                running.total = running.end(frame) or running.at
+        running.taken = self._tracer.steps.taken
 
     # -- How far it is -----------------------------------------------------------------------------
 
@@ -209,12 +224,14 @@ def _kind_of_range(rounds: Rounds) -> Any:
 class _Running:
     """A loop at work."""
 
-    def __init__(self, rounds: Rounds, tracer: Any, loop: stages.Loop, total: int, known: bool) -> None:
+    def __init__(self, rounds: Rounds, tracer: Any, loop: loops.Loop, total: int, known: bool) -> None:
         self._rounds = rounds
         self._steps, self._recorder = tracer.steps, tracer.recorder
         self.loop = loop
         self.total = total
-        self.at = 0
+        """Of its rounds; 0: not known yet."""
+        self.at = self.taken = 0
+        """The round that it is in, and steps that had been taken when a loop by `while` was last asked."""
         self.trained = 0
         """Rounds with steps that were run."""
         self._few = 1 if known else _FEW
@@ -237,7 +254,7 @@ class _Running:
         name = next(iter(sorted(self.loop.variables)), "")
         return "epochs" if "epoch" in name.lower() or name in ("ep", "e") else "rounds"
 
-    def following(self, frame: FrameType, named: Dict[str, stages.Counted]) -> int:
+    def following(self, frame: FrameType, named: Dict[str, counters.Counted]) -> int:
         """After a round with steps: how many rounds later the next one is. `named`: its variable."""
         frame = _frame_of(self.loop, frame) or frame
         self.trained += 1
@@ -248,7 +265,7 @@ class _Running:
         self._live.append((self._recorder.live_bytes, self._jump))
         self._look_for_what_is_kept()
         if self._growth is None:
-            self._counts.append(stages.counts(self.loop.path, frame))
+            self._counts.append(counters.counts(self.loop.path, frame))
         self._jump = 1
         left = self.total - self.at - 1
         if (
@@ -271,17 +288,22 @@ class _Running:
         self._jump = min(evenly, change - self.at, left)
         if self._jump > 1:
             self._rounds.left_out += self._jump - 1
-            stages.advance(frame, counted, self._jump - 1)
+            counters.advance(frame, counted, self._jump - 1)
         return self._jump
 
-    def _counted(self, frame: FrameType) -> Dict[str, stages.Counted]:
+    def _counted(self, frame: FrameType) -> Dict[str, counters.Counted]:
         """What the script counts by hand, here or in what the loop calls."""
         if self._growth is None and len(self._counts) == _FEW:
-            self._growth = stages.steady(self._counts)
+            self._growth = counters.steady(self._counts)
         if self._growth is None:
-            return stages.counters(self.loop, frame)
-        here = stages.counts(self.loop.path, frame)
-        return {name: stages.Counted(here[name], by) for name, by in self._growth.items() if name in here}
+            return counters.counters(self.loop, frame)
+        here = counters.counts(self.loop.path, frame)
+        return {name: counters.Counted(here[name], by) for name, by in self._growth.items() if name in here}
+
+    def end(self, frame: FrameType) -> int:
+        """The last number of rounds with which its code compares what it counts; 0 where there is none."""
+        found = stages.changes(self.loop, frame, self._counted(frame), _ENDLESS)
+        return self.at + found[-1] if found else 0
 
     def time_left(self, frame: FrameType) -> float:
         """Seconds for the rest of the loop: its part of the outer one's, or of all that is left."""
@@ -298,8 +320,8 @@ class _Running:
         known = {self.loop.node, *(one.loop.node for one in around)}
         while outer is not None:
             if is_users(outer.f_code.co_filename):
-                for loop in stages.loops_around(outer):
-                    parts *= 1 if loop.node in known else stages.rounds_of(loop, outer)
+                for loop in loops.loops_around(outer):
+                    parts *= 1 if loop.node in known else loops.rounds_of(loop, outer)
             outer = outer.f_back
         if not around:
             left: float = self._steps.time_left()
@@ -318,7 +340,7 @@ class _Running:
             self._keeps = self._rounds.collects = True
 
 
-def _frame_of(loop: stages.Loop, frame: Optional[FrameType]) -> Optional[FrameType]:
+def _frame_of(loop: loops.Loop, frame: Optional[FrameType]) -> Optional[FrameType]:
     """The frame that runs a loop: tqdm and others may stand between."""
     while frame is not None:
         if frame.f_code.co_filename == loop.path and loop.holds(frame.f_lineno):
