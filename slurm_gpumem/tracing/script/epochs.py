@@ -68,6 +68,8 @@ def install(tracer: Any) -> None:
             in_all = _batches(self)
             left = in_all - number
             trainer = trainers.asking(asking)
+            if trainer is not None and not in_all and not trainer.knows_its_end:
+                trainer = None  # nobody knows how long an epoch is
             left_out = max(0, left - 1)
             if trainer is not None and (left > 1 or not in_all):
                 left_out = trainer.left_out(left if in_all else 0)

@@ -38,6 +38,11 @@ class Trainer(NamedTuple):
     batches_left: int = _ENDLESS
     """In its epoch, as far as it knows."""
 
+    @property
+    def knows_its_end(self) -> bool:
+        """Whether it ends by a number of steps or batches."""
+        return min(self.last, self.batches_left) < _ENDLESS
+
     def left_out(self, left: int) -> int:
         """How many batches before the next one of interest, of those that the loader still has (0: it does
         not know); what counts them is set to what it is then."""

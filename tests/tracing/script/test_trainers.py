@@ -68,6 +68,17 @@ def test_an_epoch_of_the_trainer_goes_to_its_last_batch_and_no_further() -> None
     assert known_in(frame)["step"] == 11 + 68
 
 
+def test_a_trainer_without_a_last_step_does_not_know_its_end() -> None:
+    from slurm_gpumem.tracing.script import trainers
+
+    trainer = _hugging_face()
+    for steps, known in ((3000, True), (-1, False)):
+        trainer.state.max_steps = steps
+        asking = trainers.asking(_frame("transformers.trainer", "get_batch_samples", trainer))
+        assert asking is not None
+        assert asking.knows_its_end == known
+
+
 def test_an_evaluation_of_the_trainer_counts_nothing() -> None:
     from slurm_gpumem.tracing.script import trainers
 
