@@ -1,7 +1,8 @@
 """An epoch ends when training has nothing new to show, so that what comes after it is seen.
 
 After its first batches a loader gives the last one, and before it those at whose number the loop's code does
-something else. What counts batches gets their true number: `enumerate` (`rounds`), `step += 1` in the loop.
+something else. What counts batches gets their true number: `enumerate` (`rounds`), `step += 1` in the loop
+(`counters`), a library's trainer (`trainers`).
 
 A script that asks for batches one by one, `next(batches)`, gets them unless it knows what to do at the end of
 an epoch: with a sampler that never ends it does not, and it counts its steps itself.
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Any, Dict, Optional, Set
 
 from slurm_gpumem.tracing.blame import is_users
-from slurm_gpumem.tracing.script import stages
+from slurm_gpumem.tracing.script import counters, loops, stages, trainers
 from slurm_gpumem.tracing.script.rounds import Rounds
 
 _LEAST_BATCHES = 3
@@ -37,32 +38,53 @@ def install(tracer: Any) -> None:
     kind = dataloader._BaseDataLoaderIter
     real = kind.__next__
     all_given: Dict[int, int] = {}
-    stops: Dict[int, int] = {}
+    known: Dict[int, _Counting] = {}
+    """By their loops."""
     to_the_end: Set[int] = set()
     """Data whose last batch was given."""
 
     def following(self: Any) -> Any:
+        asking = _asking(sys._getframe(1))
+        looping = _loop_of_script(asking)
+        try:
+            pass_over(self, asking, looping)
+            return real(self)
+        except StopIteration:
+            if looping is not None:
+                tracer.rounds.epoch_over(looping)
+            raise
+
+    def pass_over(self: Any, asking: Optional[FrameType], looping: Optional[FrameType]) -> None:
         given, before = getattr(self, "_gpumem_given", 0), all_given.get(id(self._dataset), 0)
         number = getattr(self, "_gpumem_number", 0)
-        tracer.rounds.jumped = None
+        tracer.rounds.jumped, left_out = None, 0
         # One more batch of data that was looped over before: an epoch without any is an error to some.
         least = _LEAST_BATCHES if before - given < _LEAST_BATCHES else 1
-        asking = _asking(sys._getframe(1))
+        loop = None if looping is None else loops.loop_over(looping)
+        counting = None if loop is None else known.setdefault(id(loop.node), _Counting(loop))
+        if counting is not None and loop is not None and looping is not None:
+            counting.measured.look(loop, looping, anew=not given or self._gpumem_left_out > 0)
         if given >= least and tracer.fast_forward() and _may_end(asking):
-            left = _batches(self) - number
-            asking = _loop_of_script(asking)
-            if asking is None and id(self._dataset) in to_the_end:
+            in_all = _batches(self)
+            left = in_all - number
+            trainer = trainers.asking(asking)
+            if trainer is not None and not in_all and not trainer.knows_its_end:
+                trainer = None  # nobody knows how long an epoch is
+            left_out = max(0, left - 1)
+            if trainer is not None and (left > 1 or not in_all):
+                left_out = trainer.left_out(left if in_all else 0)
+            elif trainer is None and counting is None and id(self._dataset) in to_the_end:
                 raise StopIteration  # nobody counts
-            later = left if asking is None or left <= 1 else _next_of_interest(asking, left, stops)
-            if later < 1 or not _leave_out(self, later - 1):
+            elif trainer is None and counting is not None and looping is not None and left > 1:
+                left_out = counting.left_out(looping, left)
+            if (left < 1 and trainer is None) or not _leave_out(self, left_out):
                 raise StopIteration
-            if later == left:
+            if left_out == left - 1:
                 to_the_end.add(id(self._dataset))
-            tracer.rounds.jumped = (number, later - 1)
-            number += later - 1
-        self._gpumem_given, self._gpumem_number = given + 1, number + 1
+            tracer.rounds.jumped = (number, left_out)
+            number += left_out
+        self._gpumem_given, self._gpumem_number, self._gpumem_left_out = given + 1, number + 1, left_out
         all_given[id(self._dataset)] = before + 1
-        return real(self)
 
     kind.__next__ = following  # type: ignore[method-assign]
 
@@ -86,24 +108,33 @@ def _loop_of_script(asking: Optional[FrameType]) -> Optional[FrameType]:
     """The script's own code whose loop asks for a batch; None where a library's does."""
     while asking is not None and not is_users(asking.f_code.co_filename):
         asking = asking.f_back
-    return None if asking is None or stages.loop_over(asking) is None else asking
+    return None if asking is None or loops.loop_over(asking) is None else asking
 
 
-def _next_of_interest(asking: FrameType, left: int, stops: Dict[int, int]) -> int:
-    """How many batches later the next one is that may differ, or the last; what the script counts by hand
-    is set to what it is then."""
-    loop = stages.loop_over(asking)
-    if loop is None:
-        return left
-    counted = stages.counters(loop, asking)
-    found = []
-    if stops.get(id(loop.node), 0) < _MOST_STOPS:
-        found = stages.changes(loop, asking, {**counted, **stages.numbered(loop, asking)}, left)
-    later = next(iter(found), left)
-    if later < left:
-        stops[id(loop.node)] = stops.get(id(loop.node), 0) + 1
-    stages.advance(asking, counted, later - 1)
-    return later
+class _Counting:
+    """A loop of the script's over batches, and what it counts."""
+
+    def __init__(self, loop: loops.Loop) -> None:
+        self._loop = loop
+        self.measured = counters.Measured()
+        self._stops = 0
+
+    def left_out(self, asking: FrameType, left: int) -> int:
+        """How many batches before the next one that may differ, or the last; what the script counts by hand
+        is set to what it is then."""
+        if self.measured.waits(self._loop, asking):
+            return 0
+        counted = self.measured.counted(self._loop, asking)
+        batches = max(1, self.measured.batches)
+        found = []
+        if self._stops < _MOST_STOPS:
+            numbers = {**counted, **self.measured.in_round(counters.numbered(self._loop, asking))}
+            found = stages.changes(self._loop, asking, numbers, left // batches)
+        last = (left - 1) // batches + 1
+        rounds = min(next(iter(found), last), last)
+        self._stops += 1 < rounds < last
+        counters.advance(asking, counted, rounds - 1)
+        return (rounds - 1) * batches
 
 
 def _leave_out(loader: Any, batches: int) -> bool:

@@ -1,26 +1,30 @@
 """Texts of different lengths: the second batch that a loader gives is made of the longest ones.
 
 A batch is padded to its longest text, so a training needs most when the longest one comes by, which a few
-traced steps would hardly see. Only data sets whose items have `input_ids` are asked, for a few seconds.
+traced steps would hardly see. Data sets are asked for a few seconds: those whose items have `input_ids`, and
+those whose items are tensors or lists of numbers that a function of the script's puts together.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from slurm_gpumem.text import count
 
 _MOST_S = 4.0
 _FIELD = "input_ids"
 _SECOND = 1
+_SPREAD = 1000
+"""Items that must have been looked at, where there are as many."""
 
 
 class _Longest(NamedTuple):
     """Numbers of the longest items, and what was found on the way."""
 
     items: List[int]
-    tokens: int
+    size: int
     looked_at: int
 
 
@@ -37,46 +41,72 @@ def install(tracer: Any) -> None:
         if given != _SECOND or not isinstance(found, list):
             return found
         with tracer.recorder.unnoted():
-            longest = _longest(self._dataset, len(found))
+            longest = _longest(self._dataset, len(found), _tokens)
+            text = longest is not None
+            if longest is None and _puts_together(self):
+                longest = _longest(self._dataset, len(found), _numbers)
         if longest is None:
             return found
-        of = count(len(self._dataset), "text")
+        of = count(len(self._dataset), "text" if text else "item")
         part = "" if longest.looked_at == len(self._dataset) else f" ({longest.looked_at:,} were looked at)"
-        tracer.note(f"the longest of {of}{part}, {longest.tokens:,} tokens, was in the traced batches")
+        size = f"{longest.size:,} {'tokens' if text else 'numbers'}"
+        tracer.note(f"the longest of {of}{part}, {size}, was in the traced batches")
         return longest.items
 
     kind._next_index = next_index  # type: ignore[method-assign]
 
 
-def _longest(dataset: Any, wanted: int) -> Optional[_Longest]:
-    """The longest items; None where items have no texts, or all are as long."""
+def _puts_together(loader: Any) -> bool:
+    """Whether batches have a fixed number of items, and a function that may pad them."""
+    from torch.utils.data import BatchSampler, default_collate
+
+    return type(loader._index_sampler) is BatchSampler and loader._collate_fn is not default_collate
+
+
+def _longest(dataset: Any, wanted: int, length_of: Callable[[Any], Optional[int]]) -> Optional[_Longest]:
+    """The longest items; None where an item has no length, or all are as long."""
     try:
         size = len(dataset)
-        if _length(dataset[0]) is None:
+        if length_of(dataset[0]) is None:
             return None
     except (TypeError, KeyError, IndexError, NotImplementedError):
         return None  # no data set that can be asked for an item
     lengths = {}
     until = time.monotonic() + _MOST_S
     # In strides, so that what time allows is spread over all of it.
-    for start in range(stride := max(1, size // 1000)):
-        for number in range(start, size, stride):
-            length = _length(dataset[number])
-            if length is None:
-                return None
-            lengths[number] = length
+    stride = max(1, size // _SPREAD)
+    for number in (number for start in range(stride) for number in range(start, size, stride)):
+        length = length_of(dataset[number])
+        if length is None:
+            return None
+        lengths[number] = length
         if time.monotonic() > until:
-            break
+            if len(lengths) >= min(size, _SPREAD):
+                break
+            if length_of is _numbers:
+                return None  # pictures: to look at them all takes too long
     if min(lengths.values()) == max(lengths.values()):
         return None
     items = sorted(lengths, key=lambda number: -lengths[number])[:wanted]
     return _Longest(items, lengths[items[0]], len(lengths))
 
 
-def _length(item: Any) -> Optional[int]:
+def _tokens(item: Any) -> Optional[int]:
     """Of a text; None for other things."""
     tokens = item.get(_FIELD) if isinstance(item, dict) else None
     shape = getattr(tokens, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) == 1 else None
     return len(tokens) if isinstance(tokens, (list, tuple)) else None
+
+
+def _numbers(item: Any) -> Optional[int]:
+    """Of all tensors, arrays and lists in an item; None where it has other things."""
+    if isinstance(item, (int, float)):
+        return 1
+    if hasattr(item, "shape"):
+        return int(math.prod(item.shape))
+    if not isinstance(item, (list, tuple, dict)):
+        return None
+    parts = [_numbers(part) for part in (item.values() if isinstance(item, dict) else item)]
+    return None if None in parts else sum(part for part in parts if part is not None)

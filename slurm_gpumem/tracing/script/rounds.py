@@ -13,27 +13,17 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib.machinery
+import os
 import sys
-from collections import deque
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.tracing.blame import is_users
-from slurm_gpumem.tracing.script import stages
+from slurm_gpumem.tracing.script import counters, loops
 from slurm_gpumem.tracing.script.imports import AfterImport
-from slurm_gpumem.tracing.script.steps import spent
+from slurm_gpumem.tracing.script.running import FEW, Running
 
-_FEW = 3
-"""Rounds with steps that are run before any is left out; one where the same loop has run before."""
-_LEAST_TIMES = 2
-"""Rounds whose times show how long one takes: the quickest of the last; the first may still run whole."""
-_SHARE = 1 / 3
-"""Of the time that is left, for a loop that no other is around: something may come after it."""
-_ENDLESS = 1 << 40
-"""Rounds of a loop by `while`, before its end is known."""
-_JUMP, _KEEPING = 4, 5
-"""Rounds left out at once from which on it shows whether something is kept, and rounds that show it."""
 _PLAIN = (list, tuple, dict, set, str, range)
 _OF_TQDM = ("tqdm.std", "tqdm.auto", "tqdm.asyncio")
 
@@ -66,11 +56,11 @@ class Rounds:
 
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
-        self.running: List[_Running] = []
+        self.running: List[Running] = []
         """Outer ones first."""
         self._before: Dict[Tuple[str, int], bool] = {}
         """Loops that have run to their end."""
-        self._waiting: Dict[Tuple[int, int], _Running] = {}
+        self._waiting: Dict[Tuple[int, int], Running] = {}
         """Loops by `while`, by their frame and line."""
         self.jumped: Optional[Tuple[int, int]] = None
         """The true number of the batch that a loader gave last, and how many were left out before it."""
@@ -103,7 +93,7 @@ class Rounds:
             return values
         if frame.f_globals.get("__name__") in _OF_TQDM:
             return Watched(values, self)
-        known = frame.f_lineno in stages.lines_of_ranges(frame.f_code.co_filename)
+        known = frame.f_lineno in loops.lines_of_ranges(frame.f_code.co_filename)
         return Watched(values, self) if known else values
 
     def run(self, values: range) -> Iterator[int]:
@@ -111,14 +101,14 @@ class Rounds:
         asking: Optional[FrameType] = sys._getframe(1)
         while asking is not None and not is_users(asking.f_code.co_filename):
             asking = asking.f_back
-        loop = None if asking is None else stages.loop_over(asking)
+        loop = None if asking is None else loops.loop_over(asking)
         del asking  # it has the script's tensors
         if loop is None:
             yield from values
             return
         steps = self._tracer.steps
         place = (loop.path, loop.node.lineno)
-        running = _Running(self, self._tracer, loop, len(values), self._before.get(place, False))
+        running = Running(self, self._tracer, loop, len(values), self._before.get(place, False))
         self.running.append(running)
         try:
             while running.at < running.total:
@@ -127,33 +117,60 @@ class Rounds:
                 if steps.taken == before:  # no training: it is to cost nothing
                     running.at += 1
                     continue
-                value = stages.Counted(values[running.at], values.step)
+                value = counters.Counted(values[running.at], values.step)
                 # No frame in a variable of ours: it would keep the script's tensors until the next round.
                 running.at += running.following(sys._getframe(1), dict.fromkeys(loop.variables, value))
         finally:
             self.running.remove(running)
+            if place not in self._before:
+                self._note_an_early_end(running)
             self._before[place] = True
+
+    def _note_an_early_end(self, running: Running) -> None:
+        """Epochs that do not all come: a trace has no losses, so early stopping may come too soon."""
+        if running.trained and running.called == "epochs" and running.at + 1 < running.total:
+            where = f"{os.path.basename(running.loop.path)}, line {running.loop.node.lineno}"
+            self._tracer.note(
+                f"the loop at {where}, ended itself after {running.at + 1:,} of {running.total:,} epochs. "
+                "If a loss decides that (early stopping), the job may train longer: what comes "
+                "later was not seen"
+            )
 
     # -- Loops by while ----------------------------------------------------------------------------
 
     def stepped(self) -> None:
         """An optimizer has stepped; directly in a loop by `while`, that is a round of it."""
         frame: Optional[FrameType] = sys._getframe(1)
-        around: List[stages.Loop] = []
+        around: List[loops.Loop] = []
         while frame is not None and not around:
-            around = stages.loops_around(frame) if is_users(frame.f_code.co_filename) else []
+            around = loops.loops_around(frame) if is_users(frame.f_code.co_filename) else []
             frame = frame if around else frame.f_back
-        if frame is None or isinstance(around[-1].node, ast.For):
-            return
-        loop, key = around[-1], (id(frame), around[-1].node.lineno)
+        if frame is not None and isinstance(around[-1].node, ast.While):
+            self._round_by_while(frame, around[-1])
+
+    def epoch_over(self, frame: FrameType) -> None:
+        """A loader has no more batches for a loop; next in a loop by `while`, that is a round of it."""
+        around = loops.loops_around(frame)[:-1]
+        outer: Optional[FrameType] = frame
+        while not around and outer is not None:
+            outer = outer.f_back
+            users = outer is not None and is_users(outer.f_code.co_filename)
+            around = loops.loops_around(outer) if users and outer is not None else []
+        if outer is not None and isinstance(around[-1].node, ast.While):
+            self._round_by_while(outer, around[-1])
+
+    def _round_by_while(self, frame: FrameType, loop: loops.Loop) -> None:
+        key = (id(frame), loop.node.lineno)
         running = self._waiting.get(key)
         if running is None:
-            # Its end is the last number that its code compares what it counts with.
-            counted = stages.counters(loop, frame)
-            last = max(stages.changes(loop, frame, counted, _ENDLESS), default=0)
-            running = self._waiting[key] = _Running(self, self._tracer, loop, last, known=False)
-        elif running.at < running.total:
+            running = self._waiting[key] = Running(self, self._tracer, loop, 0, known=False)
+            running.total = running.end(frame)
+        elif running.taken != self._tracer.steps.taken and not running.at >= running.total > 0:
             running.at += running.following(frame, {})
+            # What only inner loops count is known after some rounds.
+            if not running.total and running.trained == FEW:
+                running.total = running.end(frame) or running.at
+        running.taken = self._tracer.steps.taken
 
     # -- How far it is -----------------------------------------------------------------------------
 
@@ -204,124 +221,3 @@ def _kind_of_range(rounds: Rounds) -> Any:
             return isinstance(value, (builtins.range, Watched))
 
     return Kind("range", (), {})
-
-
-class _Running:
-    """A loop at work."""
-
-    def __init__(self, rounds: Rounds, tracer: Any, loop: stages.Loop, total: int, known: bool) -> None:
-        self._rounds = rounds
-        self._steps, self._recorder = tracer.steps, tracer.recorder
-        self.loop = loop
-        self.total = total
-        self.at = 0
-        self.trained = 0
-        """Rounds with steps that were run."""
-        self._few = 1 if known else _FEW
-        self._ended: Optional[float] = None
-        """When the last round was over, if from there on known steps are skipped: the others take longer."""
-        self._seconds: Deque[float] = deque(maxlen=_FEW)
-        self._live: Deque[Tuple[int, int]] = deque(maxlen=_KEEPING)
-        """After each of the last rounds: bytes, and how many rounds it is from the one before."""
-        self._counts: Deque[Dict[str, int]] = deque(maxlen=_FEW)
-        self._growth: Optional[Dict[str, int]] = None
-        """What the script counts by hand, and by how much it grows in a round."""
-        self._jump = 1
-        self._until: Optional[float] = None
-        self._changes: Optional[List[int]] = None
-        self._keeps = False
-
-    @property
-    def called(self) -> str:
-        """What its rounds are called."""
-        name = next(iter(sorted(self.loop.variables)), "")
-        return "epochs" if "epoch" in name.lower() or name in ("ep", "e") else "rounds"
-
-    def following(self, frame: FrameType, named: Dict[str, stages.Counted]) -> int:
-        """After a round with steps: how many rounds later the next one is. `named`: its variable."""
-        frame = _frame_of(self.loop, frame) or frame
-        self.trained += 1
-        now = spent()
-        if self._ended is not None:
-            self._seconds.append(now - self._ended)
-        self._ended = now if self._steps.fast_forward else None
-        self._live.append((self._recorder.live_bytes, self._jump))
-        self._look_for_what_is_kept()
-        if self._growth is None:
-            self._counts.append(stages.counts(self.loop.path, frame))
-        self._jump = 1
-        left = self.total - self.at - 1
-        if (
-            self.trained < self._few
-            or len(self._seconds) < _LEAST_TIMES
-            or left <= 1
-            or not self._steps.fast_forward
-            or self._keeps
-        ):
-            return 1
-        rest, each = self.time_left(frame), min(self._seconds)
-        if left * each <= rest:
-            return 1
-        counted = self._counted(frame)
-        if self._changes is None:
-            found = stages.changes(self.loop, frame, {**counted, **named}, left)
-            self._changes = [self.at + later for later in found]
-        evenly = max(1, int(left * each / rest)) if rest > 0 else left
-        change = next((at for at in self._changes if at > self.at), self.total)
-        self._jump = min(evenly, change - self.at, left)
-        if self._jump > 1:
-            self._rounds.left_out += self._jump - 1
-            stages.advance(frame, counted, self._jump - 1)
-        return self._jump
-
-    def _counted(self, frame: FrameType) -> Dict[str, stages.Counted]:
-        """What the script counts by hand, here or in what the loop calls."""
-        if self._growth is None and len(self._counts) == _FEW:
-            self._growth = stages.steady(self._counts)
-        if self._growth is None:
-            return stages.counters(self.loop, frame)
-        here = stages.counts(self.loop.path, frame)
-        return {name: stages.Counted(here[name], by) for name, by in self._growth.items() if name in here}
-
-    def time_left(self, frame: FrameType) -> float:
-        """Seconds for the rest of the loop: its part of the outer one's, or of all that is left."""
-        now = spent()
-        if self._until is None:
-            self._until = now + self._share(frame)
-        return self._until - now
-
-    def _share(self, frame: FrameType) -> float:
-        parts = 1
-        outer: Optional[FrameType] = frame
-        running = self._rounds.running
-        around = running[: running.index(self)] if self in running else running
-        known = {self.loop.node, *(one.loop.node for one in around)}
-        while outer is not None:
-            if is_users(outer.f_code.co_filename):
-                for loop in stages.loops_around(outer):
-                    parts *= 1 if loop.node in known else stages.rounds_of(loop, outer)
-            outer = outer.f_back
-        if not around:
-            left: float = self._steps.time_left()
-            return left * (_SHARE if parts == 1 else 1 / (parts + 1))
-        frame_around = _frame_of(around[-1].loop, frame) or frame
-        rest = around[-1].time_left(frame_around)
-        return rest / (parts * (around[-1].total - around[-1].at))
-
-    def _look_for_what_is_kept(self) -> None:
-        """Memory that grows by as much over rounds that were left out as over one: each keeps something."""
-        if len(self._live) < _KEEPING:
-            return
-        live, jumps = zip(*self._live)
-        grown = [after - before for before, after in zip(live, live[1:])]
-        if min(jumps[1:]) == 1 and max(jumps[1:]) >= _JUMP and 0 < max(grown) <= 2 * min(grown):
-            self._keeps = self._rounds.collects = True
-
-
-def _frame_of(loop: stages.Loop, frame: Optional[FrameType]) -> Optional[FrameType]:
-    """The frame that runs a loop: tqdm and others may stand between."""
-    while frame is not None:
-        if frame.f_code.co_filename == loop.path and loop.holds(frame.f_lineno):
-            return frame
-        frame = frame.f_back
-    return None

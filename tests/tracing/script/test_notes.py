@@ -27,6 +27,28 @@ model = torch.cuda.make_graphed_callables(model, (x,))
 for _ in range(4):
     model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+STOPS = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+best, waited = 0.5, 0
+for epoch in range(50):
+    for _ in range(3):
+        loss = model(torch.randn(8, 64, device="cuda")).pow(2).mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+    waited = 0 if loss.item() < best else waited + 1
+    if waited == 4: break
+"""
+
+
+def test_epochs_that_a_loss_ends_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STOPS)
+    traced = trace_command(
+        [sys.executable, "train.py"], Limits(seconds=120, onward_s=6.0), folder=str(tmp_path)
+    )
+    assert traced.facts["ended"]
+    ended = "the loop at train.py, line 6, ended itself after 4 of 50 epochs"
+    assert any(note.startswith(ended) for note in traced.notes), traced.notes
 
 
 def test_graphs_of_a_model_and_a_library_that_misses_triton_are_noted(tmp_path: Path) -> None:

@@ -193,8 +193,24 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for tokens in torch.utils.data.DataLoader(Texts(), 8, shuffle=True, collate_fn=padded):
     model(tokens.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """,
+    "sequences": """
+class Sequences(torch.utils.data.Dataset):
+    def __len__(self): return 4000
+    def __getitem__(self, n): return torch.ones(2000 if n == 2718 else 20 + n % 60, dtype=torch.long), n % 3
+def padded(items): return nn.utils.rnn.pad_sequence([tokens for tokens, _ in items], batch_first=True)
+model = nn.Sequential(nn.Embedding(10, 256), nn.Linear(256, 256)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for tokens in torch.utils.data.DataLoader(Sequences(), 8, shuffle=True, collate_fn=padded):
+    model(tokens.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+""",
 }
-PACKAGES: Dict[str, Dict[str, str]] = {"flash": FLASH, "offloaded": ACCELERATE, "triton": TRITON, "texts": {}}
+PACKAGES: Dict[str, Dict[str, str]] = {
+    "flash": FLASH,
+    "offloaded": ACCELERATE,
+    "triton": TRITON,
+    "texts": {},
+    "sequences": {},
+}
 Runs = Dict[str, "Future[TracedScript]"]
 MIB = 1 << 20
 
@@ -272,8 +288,13 @@ def test_a_model_that_accelerate_keeps_partly_on_the_cpu_is_not_estimated(runs: 
         runs["offloaded"].result()
 
 
-def test_the_longest_text_is_in_a_traced_batch(runs: Runs) -> None:
-    traced = runs["texts"].result()
-    assert any("the longest of 4,000 texts, 2,000 tokens" in note for note in traced.notes)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("texts", "the longest of 4,000 texts, 2,000 tokens"), ("sequences", "of 4,000 items, 2,001 numbers")],
+    ids=["texts", "sequences"],
+)
+def test_the_longest_text_is_in_a_traced_batch(runs: Runs, name: str, words: str) -> None:
+    traced = runs[name].result()
+    assert any(words in note for note in traced.notes)
     # The output of a batch padded to 2,000 tokens, and its input.
     assert traced.facts["peak_bytes"] > 2 * 8 * 2000 * 256 * 4

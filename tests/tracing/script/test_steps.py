@@ -107,7 +107,7 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
     import sys
     import weakref
 
-    from slurm_gpumem.tracing.script.stages import known_in
+    from slurm_gpumem.tracing.script.script_values import known_in
 
     class Batch:
         pass

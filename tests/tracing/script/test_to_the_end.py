@@ -49,6 +49,29 @@ for epoch in range(40000):
 assert epoch == 39999 and (0, 57) in seen
 model(torch.randn(1 << 16, 64, device="cuda"))
 """,
+    # Steps that a condition stands before have their true numbers, too, and so do those of loops around.
+    "accumulates": """
+loader = DataLoader(TensorDataset(torch.randn(808, 64)), 8)
+done, seen = 0, []
+for epoch in range(28):
+    for number, (x,) in enumerate(loader):
+        loss = model(x.cuda()).pow(2).mean(); loss.backward()
+        if (number + 1) % 4 == 0:
+            optimizer.step(); optimizer.zero_grad(); done += 1
+            if done % 160 == 0: seen.append(done)
+        if done >= 690: break
+assert (done, seen) == (690, [160, 320, 480, 640]), (done, seen)
+""",
+    "until-done": """
+loader = DataLoader(TensorDataset(torch.randn(803, 64)), 8)
+step, over, seen = 0, False, []
+while not over:
+    for (x,) in loader:
+        train(len(x)); step += 1
+        if step % 700000 == 0: seen.append(step)
+        if step >= 1900000: over = True; break
+assert (step, seen) == (1900000, [700000, 1400000]), (step, seen)
+""",
     # Not to its end: no code says how many rounds there are, or there is no time for them.
     "endless": "import itertools\nfor step in itertools.count(): train(8)",
     "slow": """
@@ -65,6 +88,8 @@ for epoch in range(100000):
     kept.append(torch.zeros(1 << 20, device="cuda"))
 """,
 }
+
+UNFINISHED = ("endless", "slow", "keeps")
 
 
 def _header(name: str) -> Tuple[str, str, float]:
@@ -88,7 +113,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
             work = folder / name
             work.mkdir()
             (work / "train.py").write_text(text)
-            limits = Limits(seconds=400.0, onward_s=6.0 if name in SMALL and name != "numbers" else 60.0)
+            limits = Limits(seconds=400.0, onward_s=6.0 if name in UNFINISHED else 60.0)
             found[name] = pool.submit(trace_command, [sys.executable, "train.py"], limits, folder=str(work))
         yield found
 
@@ -126,6 +151,16 @@ def test_batches_and_rounds_have_their_true_numbers_and_other_loops_run_as_they_
     assert facts["ended"]
     assert facts["left_out"] > 30000
     assert _mib(runs["numbers"]) > (1 << 16) * 64 * 4 * 2 / (1 << 20)
+
+
+@pytest.mark.parametrize("name", ["accumulates", "until-done"])
+def test_steps_that_the_code_counts_somewhere_have_their_true_numbers(
+    runs: Dict[str, Future[TracedScript]], name: str
+) -> None:
+    facts = runs[name].result().facts
+    assert not {"failure", "onward_failure"} & set(facts)
+    assert facts["ended"]
+    assert facts["steps"] < 20000
 
 
 @pytest.mark.parametrize(
