@@ -108,18 +108,22 @@ class Slot:
 
 def rank() -> int:
     """This process's number among those that train together."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _together() else 0
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def barrier() -> None:
     """Wait for the others, if there are any."""
-    if dist.is_available() and dist.is_initialized():
+    if _together():
         dist.barrier()
 
 
 def agreed(step: int, *said: bool) -> tuple[bool, ...]:
     """What any of the processes says, the same for all of them at the same step."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not _together():
         return said
     if step % _AGREE_EVERY:
         return tuple(False for _ in said)
@@ -149,7 +153,7 @@ def _to_disk(folder: Path) -> None:
 def _random() -> Dict[str, Any]:
     """The state of all generators, in types that torch.load takes without running code."""
     state: Dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
