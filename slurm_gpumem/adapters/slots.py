@@ -71,7 +71,7 @@ class Slot:
         if folder is None or self._last == self.step:
             return
         began = time.time()
-        draft, final = folder / f".{_PREFIX}{self.step}", folder / f"{_PREFIX}{self.step}"
+        draft = folder / f".{_PREFIX}{self.step}"
         if rank() == 0:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
@@ -83,11 +83,9 @@ class Slot:
         barrier()
         if rank() == 0:
             (draft / _STEP).write_text(json.dumps({"step": self.step}))
-            _to_disk(draft)
-            shutil.rmtree(final, ignore_errors=True)  # of a run that was killed before it was linked
-            os.replace(draft, final)
+            final = replace_checkpoint(draft)
             self._run.saved(final, self.step, began)
-            for old in folder.glob(f"{_PREFIX}*"):
+            for old in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f".{_PREFIX}*")):
                 if old != final:
                     shutil.rmtree(old, ignore_errors=True)
         barrier()
@@ -141,13 +139,19 @@ def _write(folder: Path, parts: Dict[str, Any]) -> None:
     torch.load(path, weights_only=True, mmap=True)
 
 
-def _to_disk(folder: Path) -> None:
-    for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
+def replace_checkpoint(draft: Path) -> Path:
+    """The checkpoint under its own name, ".step-7" as "step-7", once all of it is on the disk."""
+    for path in (*(path for path in draft.rglob("*") if path.is_file()), draft):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+    final = draft.with_name(draft.name[1:])
+    if final.is_dir():
+        shutil.rmtree(final)  # of a run that was killed before it was linked
+    os.replace(draft, final)
+    return final
 
 
 def _random() -> Dict[str, Any]:
