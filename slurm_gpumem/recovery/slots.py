@@ -24,6 +24,7 @@ from slurm_gpumem.units import ceil_div
 BEHIND_OTHERS = 1
 """The least Nice of a job from its second slot on, where priorities are weighed sums: of equal ones Slurm
 takes the older job first. Elsewhere a released job is the last in its queue; Nice would keep it there."""
+_EARLY_S = 10
 _ENOUGH_SAMPLES = 5
 _RESERVE, _LEAST_RESERVE = 0.2, 0.02
 """Above the highest peak of one run; of several less, as estimators/remembered.py has it for a script."""
@@ -49,6 +50,9 @@ def next_slot(
     assert end is not None
     if not record.slot:
         return Refusal("its owner asked for no slots")
+    if 2 * job.used_s + _EARLY_S < record.slot:
+        # A program that ends at once would circle in the queue without end.
+        return Refusal(f"it ended after {job.used_s} s, long before its slot did")
     before = max((one.used_s or 0 for one in decided.values()), default=0)
     used, left = before + job.used_s, None
     if job.limit_min is not None:
