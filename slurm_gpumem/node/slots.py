@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from typing import Callable, Iterable, Iterator, Mapping, Optional, Set, Tuple
+from typing import Callable, Iterator, Mapping, Optional, Set, Tuple
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob
@@ -64,12 +64,14 @@ def tell(job: NodeJob, here: Mapping[int, NodeJob]) -> int:
     owners = Owners()
     sluids = {other.sluid: other.job_id for other in here.values() if other.sluid}
     uids = {other.job_id: other.uid for other in here.values()}
-    mine = (one for one in _catching(job.uid) if owners.job_of(one.pid, sluids, uids) == job.job_id)
-    return sum(_told(mine))
-
-
-def _told(found: Iterable[Process]) -> Iterator[bool]:
-    return (processes.send(process, SIGNAL, mark=MARK) for process in found)
+    end, _ = slot_of(job) or (None, None)
+    told = 0
+    for one in _catching(job.uid):
+        # What an earlier run of the job has left behind has another slot's end in its environment.
+        its_end = processes.environment(one.pid).get("GPUMEM_SLOT_END", str(end))
+        if its_end == str(end) and owners.job_of(one.pid, sluids, uids) == job.job_id:
+            told += processes.send(one, SIGNAL, mark=MARK)
+    return told
 
 
 def _catching(uid: int) -> Iterator[Process]:
