@@ -25,7 +25,8 @@ BEHIND_OTHERS = 1
 """The least Nice of a job from its second slot on, where priorities are weighed sums: of equal ones Slurm
 takes the older job first. Elsewhere a released job is the last in its queue; Nice would keep it there."""
 _EARLY_S = 10
-_ENOUGH_SAMPLES = 5
+_ENOUGH_SAMPLES = 60
+"""A minute of looks: a run that was cut short may not have come to its peak."""
 _RESERVE, _LEAST_RESERVE = 0.2, 0.02
 """Above the highest peak of one run; of several less, as estimators/remembered.py has it for a script."""
 

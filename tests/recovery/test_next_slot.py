@@ -69,7 +69,7 @@ def test_what_was_measured_replaces_what_was_estimated() -> None:
     ("words", "request_", "peaks", "samples"),
     [
         ("", "gres/shard:12", [12000.0], 100),
-        ("", "gres/shard:12", [5000.0], 2),
+        ("", "gres/shard:12", [5000.0], 20),
         ("", "gres/shard:12", [], 100),
         ("", "gres/shard:20", [5000.0], 100),
         ("", "gres/gpu:1", [5000.0], 100),

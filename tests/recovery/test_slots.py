@@ -15,6 +15,13 @@ pytestmark = [needs_root, pytest.mark.slurm]
 
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue"
 SLOTS = f"{RECORD},slot=3"
+KILLED = """
+    path = run.folder / f"step-{step}"
+    path.write_text(str(step))
+    run.saved(path, step, time.time())
+    if step == 6 and not begun:
+        os.kill(os.getpid(), 9)
+"""
 IDLE = "for i in $(seq 40); do sleep 0.2; done; echo done"
 PROGRAM = """
 import os, sys, time
@@ -26,7 +33,7 @@ step = int(open(begun).read()) if begun else 0
 while step < {steps}:
     print("step", step, "run", os.environ.get("SLURM_RESTART_COUNT", 0), flush=True)
     step += 1
-    time.sleep(0.25)
+    time.sleep(0.4)
     if run.told:
         path = run.folder / f"step-{{step}}"
         path.write_text(str(step))
@@ -60,33 +67,40 @@ def steps(site: Site, job: str) -> List[int]:
 
 @pytest.fixture(scope="module")
 def jobs(module_site: Site) -> Dict[str, str]:
-    """One job of each kind, all side by side."""
+    """One job of each kind, side by side."""
     site = module_site
-    return {
-        "trains": submit(site, program(site, 30)),
-        "piped": submit(site, program(site, 16) + " | tee -a /dev/null"),
-        "stubborn": submit(site, "trap 'echo caught' USR1; " + IDLE),
-        "deaf": submit(site, IDLE),
-        "without": submit(site, program(site, 16), comment=RECORD),
+    scripts = {
+        "trains": program(site, 14),
+        "piped": program(site, 8) + " | tee -a /dev/null",
+        "stubborn": "trap 'echo caught' USR1; " + IDLE,
+        "deaf": IDLE,
+        "killed": program(site, 9, KILLED),
+        "without": program(site, 8),
     }
+    found: Dict[str, str] = {}
+    for name, script in scripts.items():
+        found[name] = submit(site, script, comment=RECORD if name in ("without", "killed") else SLOTS)
+        # One after the other: a Prolog that gives up on a busy machine leaves a job without slots.
+        until(lambda name=name: site.runs(found[name]))  # type: ignore[misc]
+    return found
 
 
 def test_a_training_goes_on_from_slot_to_slot_and_does_every_step_once(
     module_site: Site, jobs: Dict[str, str]
 ) -> None:
     shown = module_site.ended(jobs["trains"], "COMPLETED")
-    assert steps(module_site, jobs["trains"]) == list(range(30))
+    assert steps(module_site, jobs["trains"]) == list(range(14))
     record = parse_record(shown["Comment"])
     assert record is not None
     assert record.slots is not None
-    assert record.slots >= 2
+    assert record.slots >= 1
     assert (record.why, record.slot) == ("slot", 3)
     assert int(shown["RestartCnt"]) == record.slots
 
 
 def test_a_pipe_that_swallows_the_exit_code_changes_nothing(module_site: Site, jobs: Dict[str, str]) -> None:
     until(lambda: "done" in module_site.out(jobs["piped"]), 240)
-    assert steps(module_site, jobs["piped"]) == list(range(16))
+    assert steps(module_site, jobs["piped"]) == list(range(8))
     assert module_site.runs(jobs["piped"]) >= 2
 
 
@@ -111,7 +125,7 @@ def test_a_process_that_does_not_catch_the_signal_does_not_get_it(
 def test_a_job_without_slots_is_left_alone_and_known_to_save(module_site: Site, jobs: Dict[str, str]) -> None:
     shown = module_site.ended(jobs["without"], "COMPLETED")
     assert shown["RestartCnt"] == "0"
-    assert steps(module_site, jobs["without"]) == list(range(16))
+    assert steps(module_site, jobs["without"]) == list(range(8))
     assert module_site.record(jobs["without"], 0)["verdict"] == "saved"
 
 
@@ -121,3 +135,13 @@ def test_the_records_of_its_slots_say_that_it_was_requeued_not_that_it_failed(
     module_site.ended(jobs["trains"], "COMPLETED")
     record = until(lambda: (one := module_site.record(jobs["trains"], 0))["state"] and one)
     assert (record["state"], record["verdict"], record["hints"]) == ("REQUEUED", "slot", [])
+
+
+def test_a_job_that_is_killed_goes_on_from_its_last_checkpoint_when_it_is_requeued(
+    module_site: Site, jobs: Dict[str, str]
+) -> None:
+    module_site.ended(jobs["killed"], "FAILED")
+    assert steps(module_site, jobs["killed"]) == list(range(6))
+    module_site.cluster.run(["scontrol", "requeue", jobs["killed"]], user="nobody", check=True)
+    module_site.ended(jobs["killed"], "COMPLETED")
+    assert steps(module_site, jobs["killed"]) == list(range(9))
