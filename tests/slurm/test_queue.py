@@ -72,7 +72,8 @@ def test_other_lines_of_squeue_are_passed_over() -> None:
 
 
 CELLS = ("7_3", "FAILED", "NonZeroExitCode", "0", "1", "1", "256", "N/A", "9", "5", "9",
-         "anna", "phys", "normal", "2", "2:00:00", "10:05", "3", "gpu,other", "gres:shard:12", "x State=RUNNING|7|gpu:8")  # fmt: skip
+         "anna", "phys", "normal", "2", "2:00:00", "10:05", "3",
+         "gpu,other", "gres:shard:12", "x State=RUNNING|7|gpu:8")  # fmt: skip
 
 
 def test_a_comment_cannot_pose_as_another_column() -> None:
