@@ -13,6 +13,8 @@ from typing import List
 
 import pytest
 
+from slurm_gpumem.node.processes import Process, send, start_of
+from slurm_gpumem.node.slots import MARK, SIGNAL
 from tests.node.conftest import REPOSITORY
 from tests.support.end_library import build_end_library
 
@@ -84,6 +86,16 @@ def test_a_process_asks_to_be_let_go_and_ends_of_the_signal(
     process = _started(library, LOAD + READY, asked.path)
     process.send_signal(number)
     assert process.wait(timeout=30) == -number
+    assert asked.pids == [process.pid]
+
+
+def test_the_signal_before_a_slots_end_is_passed_over(library: Path, asked: Asked) -> None:
+    process = _started(library, LOAD + READY, asked.path)
+    start = start_of(process.pid)
+    assert start is not None
+    assert send(Process(process.pid, start), SIGNAL, mark=MARK)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == -signal.SIGTERM
     assert asked.pids == [process.pid]
 
 
