@@ -1,0 +1,131 @@
+"""Who waited how long: `python -m lab.fairness.score`.
+
+Rows of `lab.fairness.run` (the dev cluster, real Slurm daemons), and the same jobs simulated: once with the
+dev cluster's costs, to hold the simulator against it, and once with those of a site. Times are hours of the
+trace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+from lab.command import exit_code
+from lab.fairness.run import CRED_EXPIRE_S, GPUS
+from lab.fairness.workload import LONG, SCALE, SECONDS_PER_HOUR, SHORT, STEP_S, WAYS, WHAT, Way, trace
+from lab.places import DATA
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.simulation.engine import simulate
+from slurm_gpumem.simulation.figures import figures
+from slurm_gpumem.simulation.policies import SLURM_TIMING, find_policy
+from slurm_gpumem.simulation.types import Fleet, Setup
+from slurm_gpumem.utilization.interference import JobLoad
+
+ROWS = DATA / "fairness" / "rows.jsonl"
+_IDLE = JobLoad(0.001, 0.0, 0.0, 0.03)
+"""Jobs on the dev cluster do not slow each other down."""
+_BACKFILL_S = 5.0
+"""The dev cluster's bf_interval."""
+_GPU_MIB = 40 * 1024
+
+
+class Fared(NamedTuple):
+    """One way, in hours of the trace."""
+
+    short_wait: float
+    short_longest: float
+    long_wait: float
+    long_done: float
+    """Mean time from submission to the end."""
+    makespan: float
+    lost: float
+    """GPU hours that were lost: steps done twice on the cluster; saves, restarts and lost runs simulated."""
+
+
+def measured(rows: Sequence[Dict[str, Any]]) -> Fared:
+    """A wait is the time from submission to the end without the runs that the job went on from."""
+    waits: Dict[str, List[float]] = {LONG: [], SHORT: []}
+    ends: Dict[str, List[float]] = {LONG: [], SHORT: []}
+    for row in rows:
+        if row["different"] != row["steps"]:
+            raise UsageError(f"{row['way']}: {row['job']} did {row['different']} of {row['steps']} steps")
+        end = row["runs"][-1][1]
+        # A run whose steps were lost counts as waiting, as in the simulator.
+        counted = row["runs"] if row["done"] == row["steps"] else row["runs"][-1:]
+        waits[row["user"]].append(end - sum(last - first for first, last in counted))
+        ends[row["user"]].append(end)
+    twice = sum(row["done"] - row["steps"] for row in rows)
+    hours = [
+        fmean(waits[SHORT]), max(waits[SHORT]), fmean(waits[LONG]), fmean(ends[LONG]), max(ends[LONG]),
+        twice * STEP_S,
+    ]  # fmt: skip
+    return Fared(*(value / SECONDS_PER_HOUR for value in hours))
+
+
+def simulated(way: Way, *, as_cluster: bool) -> Fared:
+    """The same jobs on as many places; `as_cluster`: with the dev cluster's costs, else with a site's."""
+    jobs, turns, timing = trace(way), way.turns, SLURM_TIMING
+    if way.shares:
+        jobs = [job._replace(peak_mib=_GPU_MIB // 2) for job in jobs]
+    if as_cluster:
+        jobs = [job._replace(load=_IDLE) for job in jobs]
+        turns = turns._replace(save_s=0.0, restart_s=0.0, grace_s=turns.grace_s)
+        timing = timing._replace(recovery_s=(CRED_EXPIRE_S + 1) / SCALE, backfill_s=_BACKFILL_S / SCALE)
+        if turns.preempt and not way.checkpoint:
+            turns = turns._replace(save_s=1.0)
+    fleet = Fleet(2, GPUS // (4 if way.shares else 2), _GPU_MIB)
+    policy = find_policy("slurm-pack" if way.shares else "slurm")
+    found = figures(simulate(jobs, Setup(fleet, policy, timing=timing, turns=turns)))
+    users = {user.user: user for user in found.users}
+    short, long = users[SHORT], users[LONG]
+    seconds = (short.waiting, short.longest, long.waiting, long.completion, found.makespan_s)
+    return Fared(*(value / 3600 for value in seconds), found.lost_gpu_hours)
+
+
+def main() -> int:
+    """Print a table for the cluster, beside the simulator, and one with a site's costs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    args = parser.parse_args()
+    by_way: Dict[str, List[Dict[str, Any]]] = {}
+    for line in args.rows.read_text().splitlines():
+        row = json.loads(line)
+        by_way.setdefault(row["way"], []).append(row)
+    print("Dev cluster, in brackets simulated with its costs; hours of the trace")
+    _head("steps lost")
+    for name, way in WAYS.items():
+        if name in by_way:
+            real = measured(by_way[name])
+            twin = None if way.keeps_place else simulated(way, as_cluster=True)
+            lost = sum(row["done"] - row["steps"] for row in by_way[name])
+            both = (
+                [f"{a:.1f} ({b:.1f})" for a, b in zip(real[:5], twin)]
+                if twin
+                else [f"{a:.1f}" for a in real[:5]]
+            )
+            _line(WHAT[name], [*both, str(lost)])
+    print(
+        "\nSimulated with a site's costs (30 s to save, 60 s to begin again, 121 s until a requeued job may start)"
+    )
+    _head("GPU h lost")
+    for name, way in WAYS.items():
+        if not way.keeps_place:
+            _line(WHAT[name], [f"{value:.1f}" for value in simulated(way, as_cluster=False)])
+    return 0
+
+
+def _head(last: str) -> None:
+    _line("", ["short: wait", "longest", "long: wait", "until done", "all done", last])
+
+
+def _line(what: str, cells: Sequence[str]) -> None:
+    print(f"{what:<58}" + "".join(f"{cell:>14}" for cell in cells))
+
+
+if __name__ == "__main__":
+    raise SystemExit(exit_code(main))
