@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm's EpilogSlurmctld, as SlurmUser: requeue one of our jobs that ran out of GPU memory, with more memory.
+# Slurm's EpilogSlurmctld, as SlurmUser: requeue one of our jobs that ran out of GPU memory, or for its next slot.
 # This delays the end of every job of the cluster, so it exits at once for jobs that are not ours or did not fail.
 # See `gpumem docs recovery`. Slurm ignores the exit code.
 python=/usr/bin/python3 site_config=/etc/slurm/gpumem.toml recovery_log='' state_dir='' next_epilog_slurmctld=
@@ -17,11 +17,12 @@ recover() {
         /usr/bin/nice -n 5 "$python" -I -m slurm_gpumem.recovery.hook </dev/null >/dev/null 2>&1
 }
 
-# Act only if the job failed and the comment has the task epilog's verdict on this run.
-case "$SLURM_JOB_EXIT_CODE2 $SLURM_JOB_COMMENT" in
+# Act only if the comment has the task epilog's verdict on this run, and the job failed or its time slot has ended.
+end=" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw" code=$SLURM_JOB_EXIT_CODE2
+case $SLURM_JOB_COMMENT in *"$end=slot"*) code=slot ;; esac
+case "$code $SLURM_JOB_COMMENT" in
 0:0\ *) ;;
-*" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=oom"* | \
-    *" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=neighbour"*)
+*"$end=slot"* | *"$end=oom"* | *"$end=neighbour"*)
     # Two at a time, so that a hundred at once do not overload the controller. After the timeout a hook leaves its job
     # to the running ones, which look for such jobs when they finish their own. The locks are SlurmUser's own files in
     # SlurmUser's own folder: a file that others may open, others may lock.

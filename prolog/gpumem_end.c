@@ -9,6 +9,9 @@
  *   GPUMEM_END_SOCKET, to take this process from the MPS server; then end of that signal as before. A handler that the
  *   program sets, before or after, replaces ours.
  *
+ * The node's own signal before a time slot's end (slurm_gpumem/node/slots.py) is for programs that handle it; one that
+ * does not goes on as if it had not come.
+ *
  * A thread does the asking, and the interrupted one goes on meanwhile: it may hold a lock of the driver's that the MPS
  * server needs to let the client go. Everything that can fail leaves the program as it would be without us.
  * Built by build_end.sh.
@@ -31,6 +34,7 @@
 
 static const int ENDING[] = {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGXCPU, SIGXFSZ};
 static const int FATAL[] = {SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV};
+#define SLOT_MARK 0x510750
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static struct sockaddr_un sampler;
@@ -71,8 +75,10 @@ static void *leave_and_end(void *unused) {
     return NULL;
 }
 
-static void on_ending_signal(int number) {
+static void on_ending_signal(int number, siginfo_t *info, void *unused) {
     int saved = errno;
+    (void)unused;
+    if (info != NULL && info->si_code == SI_QUEUE && info->si_value.sival_int == SLOT_MARK) return;
     /* A forked child has neither CUDA nor that thread. */
     if (getpid() != owner) {
         signal(number, SIG_DFL);
@@ -85,8 +91,8 @@ static void on_ending_signal(int number) {
 }
 
 /* The thread cannot go on: the instruction would fail again. */
-static void on_fatal_signal(int number) {
-    on_ending_signal(number);
+static void on_fatal_signal(int number, siginfo_t *info, void *unused) {
+    on_ending_signal(number, info, unused);
     while (getpid() == owner) pause();
 }
 
@@ -113,11 +119,11 @@ static int find_driver(void) {
     return device_count && primary_state && primary_retain && set_current && synchronize;
 }
 
-static void handle(const int *numbers, size_t count, void (*handler)(int)) {
+static void handle(const int *numbers, size_t count, void (*handler)(int, siginfo_t *, void *)) {
     struct sigaction ours, now;
     memset(&ours, 0, sizeof ours);
-    ours.sa_handler = handler;
-    ours.sa_flags = SA_RESTART;
+    ours.sa_sigaction = handler;
+    ours.sa_flags = SA_RESTART | SA_SIGINFO;
     for (size_t at = 0; at < count; at++)
         if (sigaction(numbers[at], NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL)
             sigaction(numbers[at], &ours, NULL);

@@ -6,10 +6,11 @@ python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml n
 for part in log_check let_go; do [ -r "$here/$part.sh" ] && . "$here/$part.sh"; done
 
 at_end() {
-    [ -z "$overran" ] && log_is_clean && return
+    saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID
+    [ -z "$overran" ] && [ ! -e "$saves/state.json" ] && log_is_clean && return
     # The job's own libraries must not be loaded into this Python.
     /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin GPUMEM_RUN_DIR="$run_dir" \
-        GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
+        GPUMEM_SITE_CONFIG="$site_config" GPUMEM_SLOT_DIR="$saves" "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
 }
 
 # A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.

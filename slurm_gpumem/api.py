@@ -59,6 +59,8 @@ class JobOptions(TypedDict, total=False):
     """Share of jobs like it that the request is to hold for: 0.9."""
     on_oom: Optional[str]
     """"requeue" or "fail"."""
+    slot: Optional[str]
+    """Run in time slots of "2h" or "90m", from checkpoint to checkpoint; "off": not by the site's default."""
     strategy: Optional[str]
     """How a job uses several GPUs: "ddp" (default); "fsdp" and the like keep whole GPUs, unestimated."""
     trace: Optional[bool]

@@ -38,6 +38,20 @@ def parse_mib(text: str, *, default_unit: str = "") -> int:
     return int(-(-mib // 1))
 
 
+def parse_seconds(text: str) -> int:
+    """Seconds of "2h", "90m" or "30s"."""
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdigit() and unit in SECONDS):
+        raise UsageError(f"{text!r} is not a time; write it like 2h, 90m or 30s")
+    return int(number) * SECONDS[unit]
+
+
+def seconds_text(seconds: int) -> str:
+    """What `parse_seconds` reads: "2h", "90m"."""
+    unit = next(unit for unit in "dhms" if seconds % SECONDS[unit] == 0)
+    return f"{seconds // SECONDS[unit]}{unit}"
+
+
 def ceil_div(amount: int, unit: int) -> int:
     """How many whole units hold `amount`."""
     return -(-amount // unit)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, TypeVar
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, TypeVar
 
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, recipe_of, rest_of
 from slurm_gpumem.formats.remembered import CpuRun, Recipe, own_file, write_remembered
+from slurm_gpumem.formats.verdicts import CHECKPOINTED
 
 _LATEST = 10
 """Peaks kept of each; more add nothing."""
@@ -24,10 +25,12 @@ class _Latest(NamedTuple):
     activity: _ByRecipe[int]
     """Percents of SM activity of runs that had their GPU to themselves for a while."""
     cpus: _ByRecipe[CpuRun]
+    savers: Set[str]
+    """Fingerprints of what saved checkpoints."""
 
 
 def _latest(connection: sqlite3.Connection, uid: int) -> _Latest:
-    latest = _Latest({}, {}, {})
+    latest = _Latest({}, {}, {}, set())
     rows = connection.execute(
         "SELECT recipe.text, gpu.text, peak_mib, cpus, rest, records, job_id, restarts, cluster FROM job "
         "JOIN word AS recipe ON recipe.id = job.recipe JOIN word AS gpu ON gpu.id = job.gpu "
@@ -38,6 +41,8 @@ def _latest(connection: sqlite3.Connection, uid: int) -> _Latest:
         recipe, others = recipe_of(text), rest_of(rest)
         if records > 1:
             others = others._replace(alone_sm=_busiest(connection, uid, run))
+        if others.verdict in CHECKPOINTED:
+            latest.savers.add(recipe.fingerprint)
         samples = others.samples
         if recipe.known and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
             _add(latest.peaks, recipe, gpu, peak)

@@ -45,6 +45,7 @@ _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
     "grad-accumulation", "loss", "input", "input-dtype", "max-slowdown", "coverage", "torch",
     "module-loading", "strategy", "trace-or", "trace-tasks", "trace-limit",
+    "slot",
 )  # fmt: skip
 _SWITCHES = ("dry-run", "explain", "json")
 _NO_TRACE = "no-trace"
@@ -81,6 +82,8 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --max-slowdown X      how much longer its steps may take beside others (1.15); default: the site's
   --coverage X          share of jobs like it that the request is to hold for (0.9); default: the site's
   --on-oom WHAT         requeue (default) or fail when it runs out of GPU memory
+  --slot TIME           run in slots of 2h, 90m, ...: it saves before each one's end, lets others run
+                        and goes on from its checkpoint; off: not even by the site's default
   --dry-run             print the sbatch command and submit nothing
   --explain             show where the memory goes
   --json                one JSON object on standard output

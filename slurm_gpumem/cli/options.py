@@ -13,7 +13,7 @@ from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.summaries.input_shape import SEVERAL
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.units import SECONDS
+from slurm_gpumem.units import parse_seconds
 
 COVERAGE_HELP = "share of jobs like it that the request is to hold for, like 0.9 (default: the site's)"
 
@@ -54,10 +54,10 @@ def seconds(text: str) -> float:
 
 def age(text: str) -> float:
     """Seconds of "2d", "12h" or "0s"."""
-    number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdigit() and unit in SECONDS):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age; write it like 2d, 12h or 0s")
-    return float(int(number) * SECONDS[unit])
+    try:
+        return float(parse_seconds(text))
+    except UsageError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age; write it like 2d, 12h or 0s") from None
 
 
 def add_environment_options(group: argparse._ActionsContainer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,9 +166,21 @@ def _ladder(value: Any) -> Any:
     return parse_ladder(value)
 
 
+def _duration(value: Any) -> int:
+    from slurm_gpumem.units import parse_seconds
+
+    if not isinstance(value, str):
+        raise ValueError
+    try:
+        return parse_seconds(value)
+    except UsageError:
+        raise ValueError from None
+
+
 AT_LEAST_ONE = whole_number("a whole number of at least 1", 1)
 MEBIBYTES = whole_number("a whole number of MiB", 0)
 SWITCH = Kind("true or false", _switch)
+DURATION = Kind('a time like "2h" or "90m"', _duration)
 SECONDS = Kind("a number of seconds, at most a day", _seconds)
 SLOWDOWN = Kind("a factor of at least 1 (1.15: a step may take 15 % longer)", _slowdown)
 PART = Kind("a share of a GPU from 0 to 1 (0.5: half of it)", _part)

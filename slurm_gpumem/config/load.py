@@ -13,11 +13,11 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 from slurm_gpumem.config.kinds import COVERAGE, SLOWDOWN, Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
-from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLURM, TEXTS, TRACE
+from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLOTS, SLURM, TEXTS, TRACE
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.text import near_names
 
-_READ = (SHARING, SLURM, TEXTS, JOB, TRACE)
+_READ = (SHARING, SLURM, TEXTS, JOB, TRACE, SLOTS)
 
 
 class SharingPolicy(NamedTuple):
@@ -83,6 +83,14 @@ class TraceSettings(NamedTuple):
     partition: Optional[str] = TRACE.default("partition")
 
 
+class SlotPolicy(NamedTuple):
+    """The `[slots]` table: time slots of jobs."""
+
+    partitions: Mapping[str, int] = MappingProxyType({})
+    """Seconds by partition, for jobs that do not say."""
+    least_s: int = SLOTS.default("least_s")
+
+
 class TextPolicy(NamedTuple):
     """The `[text]` table: what to do where a model's text does not show enough."""
 
@@ -103,6 +111,7 @@ class Config(NamedTuple):
     slurm: SlurmSettings = SlurmSettings()
     trace: TraceSettings = TraceSettings()
     text: TextPolicy = TextPolicy()
+    slots: SlotPolicy = SlotPolicy()
     job: Mapping[str, JobDefault] = MappingProxyType({})
     warnings: Tuple[str, ...] = ()
 
@@ -151,6 +160,7 @@ def _merged(config: Config, reading: Reading) -> Config:
         slurm=config.slurm._replace(**reading.table(SLURM)),
         trace=config.trace._replace(**reading.table(TRACE)),
         text=config.text._replace(**reading.table(TEXTS)),
+        slots=config.slots._replace(**reading.table(SLOTS)),
         job={**config.job, **job},
     )
 

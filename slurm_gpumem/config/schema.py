@@ -10,6 +10,7 @@ from slurm_gpumem.config.kinds import (
     ABSOLUTE,
     AT_LEAST_ONE,
     COVERAGE,
+    DURATION,
     GROUPS,
     LADDER,
     MEBIBYTES,
@@ -127,7 +128,7 @@ JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
     "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input", "input-dtype",
     "torch", "module-loading", "coverage", "strategy", "trace", "trace-or", "trace-tasks",
-    "trace-limit",
+    "trace-limit", "slot",
 )  # fmt: skip
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 JOB_SWITCHES = ("exclusive-gpu", "checkpointing", "channels-last", "trace")
@@ -139,7 +140,7 @@ JOB = Section(
     tuple(
         Key(name, WORD, None, f"default of #GPUMEM {name}= and --{name}")
         for name in JOB_KEYS
-        if name not in ("model", "mem", "exclusive-gpu", "trace", "strategy", "input")
+        if name not in ("model", "mem", "exclusive-gpu", "trace", "strategy", "input", "slot")
     ),
 )
 
@@ -302,6 +303,20 @@ RECOVERY = Section(
     ),
 )
 
+SLOTS = Section(
+    "slots",
+    (
+        Key(
+            "partitions",
+            table_of("a table of times by partition", DURATION),
+            {},
+            'slots of jobs that ask for none, by partition: {gpu = "2h"}; only for a script whose earlier run '
+            "saved checkpoints",
+        ),
+        Key("least_s", AT_LEAST_ONE, 600, "the shortest slot that a job may ask for"),
+    ),
+)
+
 ACCOUNTING = Section(
     "accounting",
     (
@@ -311,4 +326,4 @@ ACCOUNTING = Section(
     ),
 )
 
-SECTIONS = (SHARING, SLURM, TEXTS, JOB, TRACE, NODE, RECOVERY, ACCOUNTING)
+SECTIONS = (SHARING, SLURM, TEXTS, JOB, TRACE, NODE, RECOVERY, SLOTS, ACCOUNTING)

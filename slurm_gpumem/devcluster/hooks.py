@@ -14,7 +14,7 @@ from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
 
-_HOOKS = {"Prolog": "prolog.sh", "Epilog": "epilog.sh"}
+_HOOKS = {"Prolog": "prolog.sh", "Epilog": "epilog.sh", "TaskProlog": "task_prolog.sh"}
 _RECOVERY = {"TaskEpilog": "task_epilog.sh", "EpilogSlurmctld": "epilog_slurmctld.sh"}
 _SAMPLER = b"slurm_gpumem.node.sampler"
 

@@ -77,6 +77,12 @@ class CommentRecord(NamedTuple):
     said: str = ""
     """How many times as long as alone its owner was told it takes on a full GPU, about and at most:
     "1.90+2.00"."""
+    slot: Optional[int] = None
+    """Seconds of one time slot; None for a job that has none."""
+    save: Optional[int] = None
+    """Seconds that its longest checkpoint took."""
+    slots: Optional[int] = None
+    """Slots that ended with a checkpoint so far."""
     other: Tuple[Tuple[str, str], ...] = ()
     """Keys that another version knows; they are kept."""
 
@@ -95,7 +101,7 @@ class CommentRecord(NamedTuple):
 _KEYS = (
     "est", "req", "by", "via", "base", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom",
     "model", "fp", "opt", "prec", "more", "parts", "mode", "retry", "was", "again", "why", "run", "need",
-    "whole", "said",
+    "whole", "said", "slot", "save", "slots",
 )  # fmt: skip
 """The comment's words for the fields of CommentRecord, in their order."""
 _NOTHING = CommentRecord()
@@ -120,6 +126,8 @@ class End(NamedTuple):
     """The pattern that matched its log."""
     need_mib: Optional[int] = None
     """What it would have needed at least, where that is known."""
+    save_s: Optional[int] = None
+    """How long its longest checkpoint took, where it saved one."""
 
 
 def format_record(record: CommentRecord) -> str:
@@ -182,6 +190,7 @@ def format_end(end: End) -> str:
         "saw": end.saw,
         "by": _UNSAFE.sub("-", end.by).strip("-"),
         "need": end.need_mib,
+        "save": end.save_s,
     }
     return _word(END_PREFIX, fields)
 
@@ -197,6 +206,7 @@ def parse_end(comment: str) -> Optional[End]:
         fields["saw"],
         clean_name(fields.get("by", "")),
         _number(fields.get("need", "")),
+        _number(fields.get("save", "")),
     )
 
 

@@ -36,6 +36,12 @@ class Decision(NamedTuple):
     need_mib: Optional[int] = None
     whole: bool = False
     """Whether the next run has a GPU to itself."""
+    used_s: Optional[int] = None
+    """Of a job with slots: what its runs up to this one took, of its time limit."""
+    limit_min: Optional[int] = None
+    """Minutes that are left for the next run; None: as it was."""
+    save_s: Optional[int] = None
+    """How long its longest checkpoint took."""
 
 
 class BadDecisionsError(ValueError):
@@ -75,6 +81,9 @@ def _decision(item: Any, path: Path) -> Decision:
         whole(table.get("was")),
         whole(table.get("need_mib")),
         table.get("whole") is True,
+        whole(table.get("used_s")),
+        whole(table.get("limit_min")),
+        whole(table.get("save_s")),
     )
 
 

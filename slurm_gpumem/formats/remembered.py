@@ -11,9 +11,9 @@ import os
 import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from slurm_gpumem.files import read_plain, write_atomic
+from slurm_gpumem.files import read_json_of, write_atomic
 from slurm_gpumem.formats.values import MOST_WHOLE, whole_list
 from slurm_gpumem.units import MIB
 from slurm_gpumem.xdg import cache_path
@@ -26,8 +26,8 @@ _MOST_BYTES, _MOST_PEAKS = 16 * MIB, 100
 
 PeaksByGpu = Mapping[str, Sequence[int]]
 """GPU type → measured peaks in MiB, or SM activity alone in percent, the latest first."""
-PEAKS, ACTIVITY, CPUS = "runs", "activity", "cpus"
-"""The tables of the file."""
+PEAKS, ACTIVITY, CPUS, SAVERS = "runs", "activity", "cpus", "savers"
+"""The tables of the file, and the list of those that save checkpoints."""
 
 
 class CpuRun(NamedTuple):
@@ -70,6 +70,12 @@ def read_remembered(path: Union[str, Path], recipe: Recipe, table_name: str = PE
     return {gpu: tuple(filter(None, whole_list(peaks, _MOST_PEAKS))) for gpu, peaks in by_gpu.items()}
 
 
+def read_savers(path: Union[str, Path]) -> FrozenSet[str]:
+    """The fingerprints of models and scripts whose runs saved checkpoints."""
+    found = _table(path).get(SAVERS)
+    return frozenset(item for item in found if isinstance(item, str)) if isinstance(found, list) else frozenset()
+
+
 def read_cpus(path: Union[str, Path], recipe: Recipe) -> CpusByGpu:
     """The CPUs of a recipe's runs; what is no run is passed over."""
     return {
@@ -80,13 +86,14 @@ def read_cpus(path: Union[str, Path], recipe: Recipe) -> CpusByGpu:
 
 
 def _by_gpu(path: Union[str, Path], recipe: Recipe, table_name: str) -> Mapping[str, Any]:
-    try:
-        table = json.loads(read_plain(path, most_bytes=_MOST_BYTES, owners=(os.geteuid(), 0)).data)
-    except (OSError, ValueError, RecursionError):
-        return {}
-    runs = table.get(table_name) if isinstance(table, dict) and table.get("schema") == SCHEMA else None
+    runs = _table(path).get(table_name)
     by_gpu = runs.get(" ".join(recipe)) if isinstance(runs, dict) else None
     return by_gpu if isinstance(by_gpu, dict) else {}
+
+
+def _table(path: Union[str, Path]) -> Mapping[str, Any]:
+    table = read_json_of(path, most_bytes=_MOST_BYTES, owners=(os.geteuid(), 0))
+    return table if isinstance(table, dict) and table.get("schema") == SCHEMA else {}
 
 
 def _cpu_run(table: Any) -> Optional[CpuRun]:
@@ -102,6 +109,7 @@ def write_remembered(
     runs: Mapping[Recipe, PeaksByGpu],
     activity: Mapping[Recipe, PeaksByGpu] = MappingProxyType({}),
     cpus: Mapping[Recipe, CpusByGpu] = MappingProxyType({}),
+    savers: Collection[str] = (),
     *,
     mode: int = 0o600,
 ) -> None:
@@ -114,5 +122,6 @@ def write_remembered(
     )
     for name, values in tables:
         table[name] = {" ".join(recipe): by_gpu for recipe, by_gpu in values.items()}
+    table[SAVERS] = sorted(savers)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(table, separators=(",", ":")) + "\n", mode=mode)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple
 
-MORE_MEMORY, SAME_REQUEST, NO_RUN = "more memory", "same request", "no run"
-"""What recovery does: the ladder's next step; once more with the same request; nothing."""
+MORE_MEMORY, SAME_REQUEST, NEXT_SLOT, NO_RUN = "more memory", "same request", "next slot", "no run"
+"""What recovery does: the ladder's next step; once more with the same request; the job's next time slot, from
+its checkpoint; nothing."""
 
 
 class Verdict(NamedTuple):
@@ -19,20 +20,24 @@ class Verdict(NamedTuple):
     ended: str
     """How it ended, in words that follow "this run ended"."""
     next_run: str
-    """MORE_MEMORY, SAME_REQUEST or NO_RUN."""
+    """MORE_MEMORY, SAME_REQUEST, NEXT_SLOT or NO_RUN."""
     advice: str = ""
     """What its owner can do where it is not run again."""
 
 
-OOM, NEIGHBOUR, HOST = "oom", "neighbour", "host"
+OOM, NEIGHBOUR, HOST, SLOT, SAVED = "oom", "neighbour", "host", "slot", "saved"
 VERDICTS: Mapping[str, Verdict] = {
     row.name: row
     for row in (
         Verdict(OOM, "out of GPU memory", MORE_MEMORY),
         Verdict(NEIGHBOUR, "by a fault in another job on this GPU", SAME_REQUEST),
         Verdict(HOST, "out of host memory, not GPU memory", NO_RUN, "Ask for more with --mem."),
+        Verdict(SLOT, "at its slot's end, with a checkpoint", NEXT_SLOT),
+        Verdict(SAVED, "with a program that saves checkpoints", NO_RUN),
     )
 }
+CHECKPOINTED = frozenset((SLOT, SAVED))
+"""Not what a log says: they hold for runs that succeeded, too."""
 
 
 class Hint(NamedTuple):

@@ -21,6 +21,7 @@ from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
 from slurm_gpumem.node.processes import ordinary_priority
+from slurm_gpumem.node.slots import slot_of
 from slurm_gpumem.node.suspects import why_kept_apart
 
 _DAEMONS_READY_S = 6.0
@@ -222,6 +223,7 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         claim_mib=claimed_mib(config, job),
         record=job.claim is not None,
         one_log=job.one_log,
+        slot=slot_of(job),
         gpus=tuple(
             TaskGpu(gpu.listed, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)
             for gpu in gpus

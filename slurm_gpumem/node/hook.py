@@ -23,6 +23,7 @@ from slurm_gpumem.formats.comment import CommentRecord, parse_end, parse_record
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent, JobRecord
 from slurm_gpumem.formats.live import read_live_jobs
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
+from slurm_gpumem.formats.verdicts import CHECKPOINTED
 from slurm_gpumem.node import fence, jobs, records
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus, pick
 from slurm_gpumem.node.inbox import Request, forget, late_prolog
@@ -178,7 +179,7 @@ def _ended_record(
     comment, status = env.get("SLURM_JOB_COMMENT", "")[:4096], env.get("SLURM_JOB_EXIT_CODE2", "")
     end = parse_end(comment)
     # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.
-    if end is not None and end.run == job.restarts and status != "0:0":
+    if end is not None and end.run == job.restarts and (status != "0:0" or end.saw in CHECKPOINTED):
         record = record._replace(verdict=end.saw)
     seen = read_live_jobs(folder.live, [job.job_id]).get(job.job_id)
     if seen is not None and seen.restarts == job.restarts:

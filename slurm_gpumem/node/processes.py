@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import struct
 import time
 from dataclasses import dataclass
 from typing import Dict, Iterable, Iterator, Optional
@@ -15,6 +17,8 @@ _SEARCH_S = 3.0
 
 
 _AHEAD = -10
+_PIDFD_SEND_SIGNAL, _SI_QUEUE = 424, -1
+"""The system call's number, the same on all architectures."""
 
 
 def go_ahead_of_jobs() -> None:
@@ -133,8 +137,11 @@ def end(processes: Iterable[Process], grace_s: float) -> None:
         send(process, signal.SIGKILL)
 
 
-def send(process: Process, number: int) -> bool:
-    """Signal exactly that process: a handle on it is taken first and its start compared then."""
+def send(process: Process, number: int, mark: Optional[int] = None) -> bool:
+    """Signal exactly that process: a handle on it is taken first and its start compared then.
+
+    With `mark`, a handler that asks for a siginfo sees it as a value of sigqueue's.
+    """
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -144,7 +151,9 @@ def send(process: Process, number: int) -> bool:
     try:
         if start_of(process.pid) != process.start:
             return False
-        if handle is None:
+        if mark is not None:
+            _queue(handle, process.pid, number, mark)
+        elif handle is None:
             os.kill(process.pid, number)
         else:
             signal.pidfd_send_signal(handle, number)
@@ -154,6 +163,20 @@ def send(process: Process, number: int) -> bool:
         if handle is not None:
             os.close(handle)
     return True
+
+
+def _queue(handle: Optional[int], pid: int, number: int, mark: int) -> None:
+    """sigqueue() by a handle where there is one; Python has neither."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if handle is None:
+        failed = libc.sigqueue(pid, number, ctypes.c_void_p(mark))
+    else:
+        # siginfo_t: number, errno, code and a gap; then the sender's pid and uid, and the value.
+        info = struct.pack("=iiiiiIq", number, 0, _SI_QUEUE, 0, os.getpid(), os.getuid(), mark).ljust(128, b"\0")
+        failed = libc.syscall(_PIDFD_SEND_SIGNAL, handle, number, info, 0)
+    if failed:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def _read(pid: int, name: str, most_bytes: int) -> bytes:

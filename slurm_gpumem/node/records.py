@@ -18,7 +18,14 @@ from slurm_gpumem.formats.job_record import (
     record_name,
     write_job_record,
 )
-from slurm_gpumem.formats.verdicts import GPU_FAULT, NEAR_LIMIT, NEIGHBOUR_FAULT, OWN_FAULT, REPEATED_FAULT
+from slurm_gpumem.formats.verdicts import (
+    GPU_FAULT,
+    NEAR_LIMIT,
+    NEIGHBOUR_FAULT,
+    OWN_FAULT,
+    REPEATED_FAULT,
+    SLOT,
+)
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.slurm.queue import SlurmJob
 from slurm_gpumem.slurm.states import REQUEUED
@@ -85,7 +92,7 @@ def amend_end(spool: Path, restarts: int, node: str, known: SlurmJob) -> None:
     record = find_record(spool, known.job_id, restarts, node)
     if record is not None and record.end is not None:
         state = known.end_of(restarts)
-        if state == REQUEUED and record.failed and not record.killed:
+        if state == REQUEUED and record.failed and not record.killed and record.verdict != SLOT:
             state = "FAILED"  # by itself, and only then was it requeued
         # A job that was over before the first answer came is named here as its array's task.
         measured = record.measured._replace(array_job=known.array_job, array_task=known.array_task)
@@ -112,7 +119,7 @@ def hints(record: JobRecord, earlier: Iterable[JobRecord] = ()) -> Tuple[str, ..
 
     `earlier` are the records of the job's runs before this one; they are only looked at after a fault.
     """
-    if not record.failed:
+    if not record.failed or record.verdict == SLOT:
         return ()
     peak, limit = record.measured.peak_mib, record.measured.limit_mib
     near = peak is not None and limit is not None and peak >= NEAR * limit

@@ -43,6 +43,7 @@ from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.roster import Roster
+from slurm_gpumem.node.slots import SlotSignals
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.suspects import note_fault
@@ -71,6 +72,7 @@ class Sampler:
         self._owners = Owners()
         self.exits = Exits(folder, config)
         self._enforcer = Enforcer(folder, config, self.roster, self.exits)
+        self._slots = SlotSignals(partial(log, folder.root))
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
         self._cpu_clock = CpuClock()
@@ -141,6 +143,7 @@ class Sampler:
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
         self._enforcer.act(now)
+        self._slots.look(here, self.roster.usage)
         # Writing it costs most of a round: at once when a job, a process, a peak or a note is new,
         # since the epilog of a job that has just been cancelled reads it.
         signature = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Mapping, Optional, Tuple, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.decisions import Decision
-from slurm_gpumem.formats.verdicts import MORE_MEMORY, NO_RUN, SAME_REQUEST, VERDICTS
+from slurm_gpumem.formats.verdicts import MORE_MEMORY, NO_RUN, SAME_REQUEST, SLOT, VERDICTS
 from slurm_gpumem.recovery.job_comment import JobComment
+from slurm_gpumem.recovery.refusal import Refusal
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE, WHOLE_GPU_BESIDE_SHARDS
@@ -21,22 +22,17 @@ _KILLED = ("0:9", "0:15", "137:0", "143:0")
 """Somebody ended it: whatever its log says, that was not for want of GPU memory."""
 
 
-class Refusal(NamedTuple):
-    """Why it stays as it is."""
-
-    reason: str
-
-
 def why_not(job: Job, comment: JobComment, config: RecoveryConfig, site: Site) -> Optional[Refusal]:
     """What speaks against another run before any request is looked at; None when nothing does."""
     record, end = comment.record, comment.end
     if record is None or end is None or VERDICTS[end.saw].next_run == NO_RUN:
         return Refusal("nothing in it says that GPU memory ran out")
-    if job.ended and job.status in ("0:0", *_KILLED):
-        return Refusal(f"its exit code is {job.status}")
     if not config.enabled:
         return Refusal("the site does not requeue (recovery.enabled)")
-    if (record.on_oom or config.on_oom) != "requeue":
+    # A slot's end is no failure: its owner asked for slots, and a pipe may have swallowed the exit code.
+    if end.saw != SLOT and job.ended and job.status in ("0:0", *_KILLED):
+        return Refusal(f"its exit code is {job.status}")
+    if end.saw != SLOT and (record.on_oom or config.on_oom) != "requeue":
         return Refusal("its owner does not want it to be requeued (on-oom)")
     if job.het:
         return Refusal("the parts of a heterogeneous job can only be requeued together")
@@ -110,6 +106,10 @@ def decide(
 def record_of_next(record: CommentRecord, decision: Decision) -> CommentRecord:
     """The job's record from the next run on."""
     run = decision.run + 1
+    if decision.verdict == SLOT:
+        share = {} if decision.shards is None else {"shards": decision.shards, "was": decision.was}
+        slots = (record.slots or 0) + 1
+        return record._replace(why=SLOT, run=run, slots=slots, save=decision.save_s, **share)
     if VERDICTS[decision.verdict].next_run == SAME_REQUEST:
         return record._replace(again=1, why=decision.verdict, run=run)
     return record._replace(

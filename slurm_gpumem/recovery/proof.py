@@ -24,7 +24,7 @@ def was_hit_with_others(spool: Path, job: Job, run: int) -> bool:
     """Whether a record of root's shows a fault of this run and others, or that another took its memory."""
     deadline = time.monotonic() + _CLOSING_S
     while True:
-        records = list(_records_of_root(spool, job, run))
+        records = list(records_of_root(spool, job, f"{run}."))
         events = [event for record in records for event in record.measured.events]
         if any(event.others for event in events if event.kind != OVERRUN):
             return True
@@ -34,9 +34,10 @@ def was_hit_with_others(spool: Path, job: Job, run: int) -> bool:
         time.sleep(_PAUSE_S)
 
 
-def _records_of_root(spool: Path, job: Job, run: int) -> Iterator[JobRecord]:
+def records_of_root(spool: Path, job: Job, runs: str = "") -> Iterator[JobRecord]:
+    """Root's records of a job, or of those of its runs whose names go on like this: "0."."""
     try:
-        names = [name for name in os.listdir(spool) if name.startswith(f"{job.number}.{run}.")]
+        names = [name for name in os.listdir(spool) if name.startswith(f"{job.number}.{runs}")]
     except OSError:
         return
     for name in names:
@@ -46,5 +47,5 @@ def _records_of_root(spool: Path, job: Job, run: int) -> Iterator[JobRecord]:
         except (OSError, BadRecordError):
             continue
         # A folder that others may write can hold a record of root's under another name than its own.
-        if (record.job_id, record.restarts, record.uid) == (job.number, run, job.uid):
+        if (record.job_id, record.uid) == (job.number, job.uid) and f".{record.restarts}." in name:
             yield record

@@ -16,11 +16,13 @@ from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.decisions import Decision
-from slurm_gpumem.formats.verdicts import SAME_REQUEST, VERDICTS
+from slurm_gpumem.formats.verdicts import SAME_REQUEST, SLOT, VERDICTS
 from slurm_gpumem.recovery.book import Book
 from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_record
-from slurm_gpumem.recovery.plan import Refusal, decide, record_of_next, why_not
-from slurm_gpumem.recovery.proof import was_hit_with_others
+from slurm_gpumem.recovery.plan import decide, record_of_next, why_not
+from slurm_gpumem.recovery.proof import records_of_root, was_hit_with_others
+from slurm_gpumem.recovery.refusal import Refusal
+from slurm_gpumem.recovery.slots import BEHIND_OTHERS, next_slot
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.controller import Controller
@@ -61,14 +63,15 @@ class Requeue:
             if job is None:
                 return Outcome(False, "Slurm does not know it any more")
             comment = parse_comment(job.comment)
-            run = job.restarts - (0 if job.ended else 1)
+            ended = job.ended or _ended_for_slot(job, comment)
+            run = job.restarts - (0 if ended else 1)
             decision = self._book.read(name).get(run)
             if decision is not None and self._changed(job, comment, decision):
                 if job.held:
                     self._try(lambda: self._slurm.release(name))
                     continue
                 return Outcome(True, decision.reason)
-            if not (job.held or job.ended):
+            if not (job.held or ended):
                 return Outcome(False, f"it is {job.state} ({job.reason})")
             if decision is None:
                 if job.held:
@@ -79,7 +82,7 @@ class Requeue:
             reason = decision.reason
             if not decision.requeued:
                 return Outcome(False, reason)
-            if job.ended:
+            if ended:
                 refused = self._try(lambda: self._slurm.requeue_held(name))
                 if refused and "pending execution" not in refused:
                     return Outcome(False, refused)
@@ -101,6 +104,9 @@ class Requeue:
 
     def _next_run(self, job: Job, comment: JobComment) -> Union[Decision, Refusal]:
         assert comment.end is not None
+        if comment.end.saw == SLOT:
+            records = records_of_root(self._config.spool, job)
+            return next_slot(job, comment, self._config, self._book.read(job.name), records)
         same = VERDICTS[comment.end.saw].next_run == SAME_REQUEST
         if same and not was_hit_with_others(self._config.spool, job, comment.end.run):
             return Refusal("no record of root's shows that a GPU fault hit it together with another job")
@@ -149,6 +155,10 @@ class Requeue:
         if changed is None:
             return "its comment has no room for what must be noted"
         fields = {"Gres": decision.request} if decision.request else {}
+        if decision.limit_min is not None:
+            fields["TimeLimit"] = str(decision.limit_min)
+        if decision.verdict == SLOT:
+            fields["Nice"] = str(max(job.nice, BEHIND_OTHERS))
         refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=changed))
         return refused or f"Slurm shows {job.request} after a change to {decision.request or 'its comment'}"
 
@@ -183,6 +193,13 @@ class Requeue:
                 if not away or time.monotonic() > self._deadline:
                     raise
                 time.sleep(0.3)
+
+
+def _ended_for_slot(job: Job, comment: JobComment) -> bool:
+    """Whether its run ended for its slot, whatever exit code its script made of that."""
+    end = comment.end
+    this_run = end is not None and end.saw == SLOT and end.run == job.restarts
+    return this_run and job.state in ("COMPLETING", "COMPLETED", "FAILED")
 
 
 def _next_record(comment: JobComment, decision: Decision) -> CommentRecord:

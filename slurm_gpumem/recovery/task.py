@@ -28,14 +28,15 @@ from slurm_gpumem.formats.job_record import (
     record_name,
 )
 from slurm_gpumem.formats.task_file import read_task_gpus
-from slurm_gpumem.formats.verdicts import NO_RUN, VERDICTS
+from slurm_gpumem.formats.verdicts import NO_RUN, SAVED, SLOT, VERDICTS
 from slurm_gpumem.node.gpus import is_instance
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.recovery.end_message import end_message
+from slurm_gpumem.recovery.end_message import RUN_ENDED, end_message
 from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_end
 from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
 from slurm_gpumem.recovery.neighbours import jobs_hit_too
 from slurm_gpumem.recovery.patterns import Kind
+from slurm_gpumem.recovery.slots import state_of_run
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
@@ -68,9 +69,15 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     node = load_node_config(site_config_path())
     config = load_recovery_config(site_config_path())
     slurm = Controller(Commands(config.slurm_env, config.slurm_bin))
+    saved = state_of_run(env, run)
+    if saved is not None and saved.ended:
+        _note_checkpoint(slurm, name, config, End(run, SLOT, save_s=saved.save_s))
+        return
     log = _judge_logs(slurm, name)
     measured = _measured(config, env, int(number), run)
     if log.kind in (None, Kind.OTHER) and not measured.overran:
+        if saved is not None:
+            _note_checkpoint(slurm, name, config, End(run, SAVED, save_s=saved.save_s))
         return
     hit_too = []
     if log.kind is Kind.FAULT:
@@ -84,7 +91,7 @@ def _task_epilog(env: Mapping[str, str]) -> None:
         return
     # Of a job that the node ended, what it held is the least that it needs.
     need = ceil(measured.peak_mib) if measured.overran and measured.peak_mib else log.need_mib
-    end = End(run, verdict, log.pattern, need)
+    end = End(run, verdict, log.pattern, need, saved.save_s if saved else None)
     noted = with_end(comment, end)
     if noted is None:
         _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")
@@ -103,6 +110,21 @@ def _task_epilog(env: Mapping[str, str]) -> None:
             type_can_change=not on_instance or slurm.site().version >= GPU_TYPE_CAN_CHANGE,
         )
     )
+
+
+def _note_checkpoint(slurm: Controller, name: str, config: RecoveryConfig, end: End) -> None:
+    """What its program says of its checkpoints, for the controller and for the script's later runs."""
+    job = slurm.job(name)
+    comment = parse_comment(job.comment) if job else None
+    noted = with_end(comment, end) if comment and comment.record else None
+    if job is None or comment is None or comment.record is None or noted is None:
+        return
+    in_slots = end.saw == SLOT and bool(comment.record.slot)
+    # Consent to slots is consent to be requeued, which JobRequeue=0 would refuse later.
+    lifts = in_slots and not job.may_requeue and not slurm.site().requeues
+    slurm.update(name, Comment=noted, **({"Requeue": "1"} if lifts else {}))
+    if in_slots and config.enabled:
+        _write_line(f"{RUN_ENDED} {VERDICTS[SLOT].ended}; Slurm runs it again, behind others.")
 
 
 def _judge_logs(slurm: Controller, name: str) -> LogVerdict:

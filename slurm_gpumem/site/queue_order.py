@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Dict, Mapping, Optional
 
 from slurm_gpumem.site.slurm_conf import value_of, words_of
-from slurm_gpumem.slurm.running import seconds_of
+from slurm_gpumem.slurm.queue import seconds_of
 
 WORD = "bf_min_prio_reserve"
 PATIENCE_S = 3600

@@ -30,10 +30,12 @@ _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
     ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("UserID", 16), ("JobID", 16),
     ("UserName", 64), ("Account", 128), ("QOS", 128), ("NumNodes", 8),
+    ("TimeLimit", 16), ("TimeUsed", 16), ("Nice", 16),
     ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
 )  # fmt: skip
 _JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
 _PARTITION_WIDTH = 64
+_TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
 
 
@@ -98,6 +100,11 @@ class Job(NamedTuple):
     account: str = ""
     qos: str = ""
     nodes: int = 1
+    limit_min: Optional[int] = None
+    """Its time limit; None without one."""
+    used_s: int = 0
+    """How long its last run has taken."""
+    nice: int = 0
 
     @property
     def ended(self) -> bool:
@@ -251,6 +258,7 @@ def parse_job(line: str) -> Optional[Job]:
     number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?:\+[0-9]+)?", cells["JobArrayID"])
     if number is None or not cells["UserID"].isdigit():
         return None
+    limit = seconds_of(cells["TimeLimit"])
     return Job(
         name=number[1],
         state=cells["State"],
@@ -270,7 +278,19 @@ def parse_job(line: str) -> Optional[Job]:
         account=cells["Account"],
         qos=cells["QOS"],
         nodes=max(1, _number(cells["NumNodes"])),
+        limit_min=None if limit is None else round(limit / 60),
+        used_s=round(seconds_of(cells["TimeUsed"]) or 0),
+        nice=_number(cells["Nice"]),
     )
+
+
+def seconds_of(text: str) -> Optional[float]:
+    """A time as Slurm prints it, [D-][H:]M:S; None for other words."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def _listed(client: SlurmClient, state: str, column: str) -> List[Tuple[str, str]]:

@@ -10,7 +10,7 @@ from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.gres import GPU_GRES, parse_gres, shares
 from slurm_gpumem.slurm.node_names import expand_names
 from slurm_gpumem.slurm.placement import Placement, placements
-from slurm_gpumem.slurm.queue import TIMEOUT_S
+from slurm_gpumem.slurm.queue import TIMEOUT_S, seconds_of
 
 _COLUMNS = (
     ("JobID", 16), ("JobArrayID", 40), ("UserID", 16), ("RestartCnt", 8), ("TimeLeft", 20), ("UserName", 64),
@@ -19,7 +19,6 @@ _COLUMNS = (
 """Fixed widths, so that no name can pose as another column."""
 _FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
 _NUMBER = re.compile(r"[0-9]+")
-_LEFT = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 
 
 class RunningJob(NamedTuple):
@@ -84,12 +83,3 @@ def _nodes(text: str) -> Tuple[str, ...]:
         return tuple(expand_names(text))
     except UsageError:
         return ()  # cut at the column's end: a job on hundreds of nodes shares no GPU
-
-
-def seconds_of(text: str) -> Optional[float]:
-    """A time as Slurm prints it, [D-][H:]M:S; None for other words."""
-    match = _LEFT.fullmatch(text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

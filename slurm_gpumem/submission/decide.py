@@ -173,6 +173,8 @@ def _by_earlier_runs(asked: Submission) -> Plan:
 
     key = key_of_script(asked)
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
+    if asked.gpus.gpus != 1 or asked.gpus.keep_whole or asked.gpus.shared_gres:
+        return plan._replace(kept_because=asked.gpus.keep_whole or "it asks for no single GPU")
     note_new_runs()
     try:
         candidates = find_candidates(asked)

@@ -12,6 +12,7 @@ from slurm_gpumem.slurm.options import sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.host import names_cpus
+from slurm_gpumem.submission.slots import slot_note, slot_seconds
 
 if TYPE_CHECKING:
     # A job that goes unchanged needs none of what decides.
@@ -45,7 +46,12 @@ def build_call(plan: Plan) -> PlannedCall:
     replaced = REPLACED if part else frozenset({"gres"}) if plan.request else frozenset()
     if plan.request and plan.request.partition:
         replaced |= {"partition"}
-    comment = _comment(plan)
+    slot = slot_seconds(plan)
+    if slot:
+        notes.append(slot_note(slot))
+        if not plan.asked.options.any_of("open-mode"):
+            added["open-mode"] = "append"
+    comment = _comment(plan, slot)
     if comment is not None:
         replaced |= {"comment"}
         added["comment"] = comment
@@ -106,12 +112,12 @@ def _requested(plan: Plan) -> Dict[str, str]:
     return added
 
 
-def _comment(plan: Plan) -> Optional[str]:
+def _comment(plan: Plan, slot: Optional[int]) -> Optional[str]:
     """The user's comment and our record behind it; None without a known need, or without room."""
-    if plan.largest is None and not plan.workload.script:
+    if plan.largest is None and not plan.workload.script and not slot:
         return None
     written = plan.asked.options.get("comment")
-    record = _request(plan)
+    record = _request(plan)._replace(slot=slot)
     # Where the user's comment leaves little room, the job's description goes first.
     whole = append_record(written, format_record(_described(record, plan)))
     return whole or append_record(written, format_record(record))

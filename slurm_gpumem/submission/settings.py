@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Opt
 from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive
-from slurm_gpumem.units import parse_mib
+from slurm_gpumem.units import parse_mib, parse_seconds
 
 if TYPE_CHECKING:
     # Without a model or a memory line none of these is needed, and gpusbatch starts sooner.
@@ -202,6 +202,17 @@ class JobSettings:
         if setting.value not in ON_OOM:
             raise UnknownNameError(f"on-oom ({setting.origin})", setting.value, list(ON_OOM))
         return setting.value
+
+    @property
+    def slot_s(self) -> Optional[int]:
+        """Seconds of one time slot; 0: none, whatever the site's default is; None where the job says nothing."""
+        setting = self._settings.get("slot")
+        if setting is None or setting.value == "off":
+            return None if setting is None else 0
+        try:
+            return parse_seconds(setting.value)
+        except UsageError as error:
+            raise UsageError(f"{setting.origin}: {error}") from None
 
     @property
     def max_slowdown(self) -> Optional[float]:

@@ -15,6 +15,7 @@ from slurm_gpumem.slurm.sbatch import SBATCH
 from slurm_gpumem.slurm.script import BatchScript, check_script
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
+from slurm_gpumem.submission.slots import check_slot
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.memory_line import MemoryLine
@@ -143,17 +144,20 @@ def read_submission(raw: RawInput) -> Submission:
     warnings = (*config.warnings, *directives.warnings, *((both,) if both else ()))
     asks = settings.asks_for_share
     by_default = config.trace.default and not settings.says_trace
-    if not asks and not by_default and not nothing_said:
+    if not asks and not by_default and not nothing_said and not settings.slot_s:
         warnings += _useless_settings(settings)
     in_script = script.options(sbatch_table(), raw.more_options) if script else ()
     options = merge_wishes(raw.line.options, os.environ, in_script, input_variables(raw.program))
     gpus = gpu_wish(options, script)
     several = raw.line.het_job or (script is not None and script.het_job)
     found = Submission(raw, settings, config, options, gpus, warnings)
+    check_slot(found)
     if not asks:
         runs = script is not None or options.any_of("wrap") or bool(found.command)
         if several or not runs or gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres:
             # There is no one GPU that it could share.
+            if settings.slot_s and not several:
+                return found._replace(learns=True)
             return found._replace(goes_unchanged=NOTHING_ASKED)
         if not by_default:
             return found._replace(learns=True)
@@ -214,7 +218,7 @@ def key_of_script(asked: Submission) -> str:
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:
     """Options about a model that is missing are an error, #GPUMEM lines a warning."""
     spelled = settings.spelled
-    given = [key for key in settings.given_by(OPTIONS) if key != "trace"]
+    given = [key for key in settings.given_by(OPTIONS) if key not in ("trace", "slot")]
     if given:
         raise UsageError(
             f"{spelled(given[0])} says something about a model, but there is none.\n"

@@ -72,7 +72,7 @@ def test_other_lines_of_squeue_are_passed_over() -> None:
 
 
 CELLS = ("7_3", "FAILED", "NonZeroExitCode", "0", "1", "1", "256", "N/A", "9", "5", "9",
-         "anna", "phys", "normal", "2", "gpu,other", "gres:shard:12", "x State=RUNNING|7|gpu:8")  # fmt: skip
+         "anna", "phys", "normal", "2", "2:00:00", "10:05", "3", "gpu,other", "gres:shard:12", "x State=RUNNING|7|gpu:8")  # fmt: skip
 
 
 def test_a_comment_cannot_pose_as_another_column() -> None:
@@ -81,6 +81,7 @@ def test_a_comment_cannot_pose_as_another_column() -> None:
     assert (job.name, job.state, job.status, job.partitions) == ("7_3", "FAILED", "1:0", ("gpu", "other"))
     assert job.comment == "x State=RUNNING|7|gpu:8"
     assert (job.number, job.user, job.account, job.qos, job.nodes) == (9, "anna", "phys", "normal", 2)
+    assert (job.limit_min, job.used_s, job.nice) == (120, 605, 3)
     assert parse_job("") is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_gpumem.slurm.queue import Job
 
-_WIDTHS = (32, 16, 40, 8, 8, 8, 12, 12, 24, 16, 16, 64, 128, 128, 8, 400, 400, 1100)
+_WIDTHS = (32, 16, 40, 8, 8, 8, 12, 12, 24, 16, 16, 64, 128, 128, 8, 16, 16, 16, 400, 400, 1100)
 
 
 def squeue_cells(*cells: str) -> str:
@@ -30,6 +30,9 @@ def squeue_line(job: Job) -> str:
         job.account,
         job.qos,
         str(job.nodes),
+        "UNLIMITED" if job.limit_min is None else f"{job.limit_min}:00",
+        f"0:{job.used_s}",
+        str(job.nice),
         ",".join(job.partitions),
         job.request or "N/A",
         job.comment,

@@ -1,0 +1,94 @@
+"""A job's next time slot: what is left of its time limit, and a share by what its runs measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from math import ceil
+from pathlib import Path
+from typing import Iterable, Mapping, Optional, Union
+
+from slurm_gpumem.config.recovery import RecoveryConfig
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.decisions import Decision
+from slurm_gpumem.formats.job_record import JobRecord
+from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, SlotState, read_slot_state
+from slurm_gpumem.formats.verdicts import SLOT, VERDICTS
+from slurm_gpumem.recovery.job_comment import JobComment
+from slurm_gpumem.recovery.refusal import Refusal
+from slurm_gpumem.slurm.gres import held_by, replaced
+from slurm_gpumem.slurm.queue import Job
+from slurm_gpumem.submission.request import gres_word
+from slurm_gpumem.units import ceil_div
+
+BEHIND_OTHERS = 1
+"""The least Nice of a job from its second slot on: where priorities are equal, Slurm takes the older job first."""
+_ENOUGH_SAMPLES = 5
+_RESERVE, _LEAST_RESERVE = 0.2, 0.02
+"""Above the highest peak of one run; of several less, as estimators/remembered.py has it for a script."""
+
+
+def state_of_run(env: Mapping[str, str], run: int) -> Optional[SlotState]:
+    """What the program says of its checkpoints in this run; None where it says nothing. As the job's user."""
+    folder = env.get(FOLDER_VARIABLE)
+    state = read_slot_state(Path(folder)) if folder and os.path.isabs(folder) else None
+    return state if state is not None and state.run == run else None
+
+
+def next_slot(
+    job: Job,
+    comment: JobComment,
+    config: RecoveryConfig,
+    decided: Mapping[int, Decision],
+    records: Iterable[JobRecord],
+) -> Union[Decision, Refusal]:
+    """The run after a slot that ended with a checkpoint; `records` are root's, of the job's runs so far."""
+    record, end = comment.record, comment.end
+    assert record is not None
+    assert end is not None
+    if not record.slot:
+        return Refusal("its owner asked for no slots")
+    before = max((one.used_s or 0 for one in decided.values()), default=0)
+    used, left = before + job.used_s, None
+    if job.limit_min is not None:
+        # Slurm counts whole minutes; each run takes off those that have filled up since the run before.
+        left = job.limit_min - (used // 60 - before // 60)
+        if left < 1 or job.used_s >= 60 * job.limit_min:
+            return Refusal("its time limit is used up")
+    units = _measured_units(job, record, config, records)
+    held = held_by(job.request)
+    smaller = held is not None and units is not None and units < held.units
+    return Decision(
+        end.run,
+        round(time.time(), 3),
+        True,
+        f"{VERDICTS[SLOT].ended}" + (f", with {units} shards" if smaller else ""),
+        SLOT,
+        request=replaced(job.request, gres_word("shard", held.gpu_type, units or 0)) if smaller and held else "",
+        shards=units if smaller else None,
+        was=held.units if smaller and held else None,
+        used_s=used,
+        limit_min=left,
+        save_s=max(record.save or 0, end.save_s or 0),
+    )
+
+
+def _measured_units(
+    job: Job, record: CommentRecord, config: RecoveryConfig, records: Iterable[JobRecord]
+) -> Optional[int]:
+    """The shards that its runs needed, with a reserve; None where its share does not rest on an estimate."""
+    held = held_by(job.request)
+    asked = ceil_div(record.request_mib, config.shard_mib) if record.request_mib else None
+    # By hand, or for its activity, or given by recovery: that is no estimate of its memory.
+    estimated = asked == held.units or (record.why == SLOT and record.was) if held else False
+    if held is None or held.gres != "shard" or record.estimator == "mem" or record.retry or not estimated:
+        return None
+    peaks = [
+        one.measured.peak_mib
+        for one in records
+        if one.measured.peak_mib and one.measured.samples >= _ENOUGH_SAMPLES
+    ]
+    if not peaks:
+        return None
+    reserve = max(_LEAST_RESERVE, _RESERVE / len(peaks)) * max(peaks)
+    return ceil_div(ceil(max(peaks) + max(reserve, max(peaks) - min(peaks))), config.shard_mib)

@@ -1,0 +1,123 @@
+"""Time slots on real daemons: a training goes from checkpoint to checkpoint, and nothing is done twice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from slurm_gpumem.formats.comment import parse_record
+from tests.recovery.conftest import Site, needs_root
+from tests.support.waiting import until
+
+pytestmark = [needs_root, pytest.mark.slurm]
+
+RECORD = "gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue"
+SLOTS = f"{RECORD},slot=3"
+PROGRAM = """
+import os, sys, time
+from slurm_gpumem.adapters.slot_run import SlotRun, resume_file
+
+run, begun = SlotRun(), resume_file()
+run.announce()
+step = int(open(begun).read()) if begun else 0
+while step < {steps}:
+    print("step", step, "run", os.environ.get("SLURM_RESTART_COUNT", 0), flush=True)
+    step += 1
+    time.sleep(0.25)
+    if run.told:
+        path = run.folder / f"step-{{step}}"
+        path.write_text(str(step))
+        run.saved(path, step, time.time())
+        run.leave()
+    {more}
+print("done", flush=True)
+"""
+
+
+def program(site: Site, steps: int, more: str = "pass") -> str:
+    """The line of a batch script that trains so many steps."""
+    folder = site.root / "out"
+    path = folder / f"train-{steps}-{abs(hash(more))}.py"
+    path.write_text(PROGRAM.format(steps=steps, more=more))
+    return f"export PYTHONPATH={site.root}/python/packages; /usr/bin/python3 {path}"
+
+
+def submit(site: Site, script: str, *options: str, comment: str = SLOTS) -> str:
+    return site.submit(
+        f"echo begins; {script}",
+        f"--export=ALL,GPUMEM_CHECKPOINTS={site.root}/out/saved",
+        *options,
+        comment=f"mine {comment}",
+    )
+
+
+def steps(site: Site, job: str) -> List[int]:
+    return [int(found) for found in re.findall(r"^step ([0-9]+) ", site.out(job), re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def jobs(module_site: Site) -> Dict[str, str]:
+    """One job of each kind, all side by side."""
+    site = module_site
+    return {
+        "trains": submit(site, program(site, 30)),
+        "piped": submit(site, program(site, 16) + " | tee -a /dev/null"),
+        "stubborn": submit(site, "trap 'echo caught' USR1; for i in $(seq 40); do sleep 0.2; done; echo done"),
+        "deaf": submit(site, "for i in $(seq 40); do sleep 0.2; done; echo done"),
+        "without": submit(site, program(site, 16), comment=RECORD),
+    }
+
+
+def test_a_training_goes_on_from_slot_to_slot_and_does_every_step_once(
+    module_site: Site, jobs: Dict[str, str]
+) -> None:
+    shown = module_site.ended(jobs["trains"], "COMPLETED")
+    assert steps(module_site, jobs["trains"]) == list(range(30))
+    record = parse_record(shown["Comment"])
+    assert record is not None
+    assert record.slots is not None
+    assert record.slots >= 2
+    assert (record.why, record.slot) == ("slot", 3)
+    assert int(shown["RestartCnt"]) == record.slots
+
+
+def test_a_pipe_that_swallows_the_exit_code_changes_nothing(module_site: Site, jobs: Dict[str, str]) -> None:
+    until(lambda: "done" in module_site.out(jobs["piped"]), 240)
+    assert steps(module_site, jobs["piped"]) == list(range(16))
+    assert module_site.runs(jobs["piped"]) >= 2
+
+
+def test_a_job_that_does_not_save_runs_on_and_its_record_says_so(
+    module_site: Site, jobs: Dict[str, str]
+) -> None:
+    shown = module_site.ended(jobs["stubborn"], "COMPLETED")
+    assert (shown["RestartCnt"], module_site.runs(jobs["stubborn"])) == ("0", 1)
+    assert "caught\n" in module_site.out(jobs["stubborn"])
+    notes = module_site.record(jobs["stubborn"], 0)["notes"]
+    assert any(note.startswith("no checkpoint at the slot's end") for note in notes)
+
+
+def test_a_process_that_does_not_catch_the_signal_does_not_get_it(
+    module_site: Site, jobs: Dict[str, str]
+) -> None:
+    shown = module_site.ended(jobs["deaf"], "COMPLETED")
+    assert shown["RestartCnt"] == "0"
+    assert module_site.out(jobs["deaf"]).endswith("done\n")
+
+
+def test_a_job_without_slots_is_left_alone_and_known_to_save(module_site: Site, jobs: Dict[str, str]) -> None:
+    shown = module_site.ended(jobs["without"], "COMPLETED")
+    assert shown["RestartCnt"] == "0"
+    assert steps(module_site, jobs["without"]) == list(range(16))
+    assert module_site.record(jobs["without"], 0)["verdict"] == "saved"
+
+
+def test_the_records_of_its_slots_say_that_it_was_requeued_not_that_it_failed(
+    module_site: Site, jobs: Dict[str, str]
+) -> None:
+    module_site.ended(jobs["trains"], "COMPLETED")
+    record = until(lambda: (one := module_site.record(jobs["trains"], 0))["state"] and one)
+    assert (record["state"], record["verdict"], record["hints"]) == ("REQUEUED", "slot", [])
