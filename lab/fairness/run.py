@@ -1,8 +1,10 @@
-"""Run the two users' jobs on a dev cluster of real Slurm daemons: `python -m lab.fairness.run --out rows.jsonl`.
+"""Run the two users' jobs on a dev cluster of real Slurm daemons.
 
-An hour of the trace takes three seconds. Each job is a real batch job that counts its steps in files
-(`lab/fairness/trainer.py`); a way takes about three minutes. A row is one job: when it was submitted, its
-runs, and the steps that were done.
+    python -m lab.fairness.run --out rows.jsonl [WAY ...]
+
+An hour of the trace takes six seconds; a way takes three to five minutes. Every job is a real one that counts
+its steps in files (`lab/fairness/trainer.py`); those in slots are submitted with `gpusbatch --slot` and run
+under the nodes' hooks. A row is one job: its runs, and the steps that were done.
 """
 
 from __future__ import annotations
@@ -14,119 +16,165 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 from lab.command import exit_code
 from lab.fairness import trainer
 from lab.fairness.workload import LONG, SCALE, SECONDS_PER_HOUR, STEP_S, WAYS, Way, steps_of, trace
-from slurm_gpumem.devcluster.cluster import Cluster, up
+from slurm_gpumem.devcluster import hooks
+from slurm_gpumem.devcluster.cluster import up
+from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.simulation.types import SimJob
 from slurm_gpumem.terminal.say import say
 
-GPUS = 8
+PLACES = 16
 CRED_EXPIRE_S = 5
-"""Slurm's 120 s would be 40 hours of the trace."""
+"""Slurm's 120 s would be 20 hours of the trace."""
 _PATIENCE_S = 900.0
 
 
-def run(way: Way, jobs: Sequence[SimJob]) -> List[Dict[str, Any]]:
-    """The rows of one way, once every job has ended."""
+class Event(NamedTuple):
+    """A start or an end that a job noted."""
+
+    kind: str
+    run: int
+    moment: float
+    step: int
+
+
+class Played:
+    """One way on a cluster of its own."""
+
+    def __init__(self, name: str, jobs: Sequence[SimJob], folder: Path, places: int) -> None:
+        self._name, self._way, self._jobs, self._places = name, WAYS[name], jobs, places
+        self._folder = folder / "jobs"
+        self._folder.mkdir()
+        self.cluster = up(_spec(self._way, folder / "cluster", places))
+        with open(self.cluster.layout.site_config, "a", encoding="utf-8") as file:
+            file.write("[slots]\nleast_s = 1\n")
+        self._submitted: Dict[str, float] = {}
+
+    def rows(self) -> List[Dict[str, Any]]:
+        """Once every job has ended."""
+        long = [job for job in self._jobs if job.user == LONG]
+        short = [job for job in self._jobs if job.user != LONG]
+        self._set_low("DOWN")
+        for job in long:
+            self._submit(job)
+        self._set_low("UP")
+        self._submitted = dict.fromkeys(self._submitted, time.time())
+        # Slurm takes seconds for the first starts, which would be hours of the trace.
+        self._until(lambda: sum(bool(self._events(job)) for job in long) >= self._places)
+        begin = time.time()
+        for job in short:
+            time.sleep(max(0.0, begin + job.arrival * SCALE - time.time()))
+            self._submit(job)
+        self._until(lambda: all(self._done(job) for job in self._jobs))
+        return [self._row(job) for job in self._jobs]
+
+    def _set_low(self, state: str) -> None:
+        """Open or close the long jobs' partition: the first must not start before all of them are there."""
+        self.cluster.run(["scontrol", "update", "partition=low", f"state={state}"], check=True)
+
+    def _submit(self, job: SimJob) -> None:
+        way, steps = self._way, steps_of(job)
+        saves = way.slot_h and job.user == LONG
+        partition = "urgent" if way.urgent and job.user != LONG else "low"
+        words = [sys.executable, trainer.__file__, self._folder, job.name, steps, f"--step-s={STEP_S}"]
+        script = self._folder / f"{job.name}.sh"
+        script.write_text(
+            f"#!/bin/bash\nexec {' '.join(map(str, words))}{' --checkpoint' if saves else ''}\n"
+        )
+        argv = ["sbatch"]
+        if saves:
+            argv = [
+                str(Path(sys.executable).with_name("gpusbatch")),
+                "--slot",
+                f"{way.slot_h * SECONDS_PER_HOUR}s",
+            ]
+            argv += ["--signal=B:USR1@10"] if way.grace_s else []
+        argv += ["--requeue", "--open-mode=append", f"--output={script.with_suffix('.log')}"]
+        argv += [f"--partition={partition}", f"--gres={'shard:20' if way.shares else 'gpu:1'}"]
+        argv += ["--cpus-per-task=1", "--mem=100M", "--time=60", str(script)]
+        self._submitted[job.name] = time.time()
+        done = self.cluster.run(argv, cwd=self._folder)
+        if done.returncode:
+            raise DevClusterError(f"{job.name} was not submitted: {done.stderr.strip()}")
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                queue = self.cluster.run(["squeue", "-a", "-t", "all"]).stdout
+                raise DevClusterError(f"{self._name}: jobs still wait after {_PATIENCE_S:g} s\n{queue}")
+            time.sleep(0.25)
+
+    def _done(self, job: SimJob) -> bool:
+        return any(event.kind == "end" and event.step >= steps_of(job) for event in self._events(job))
+
+    def _events(self, job: SimJob) -> List[Event]:
+        file = self._folder / f"{job.name}.runs"
+        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [Event(kind, int(run), float(moment), int(step)) for kind, run, moment, step in lines]
+
+    def _row(self, job: SimJob) -> Dict[str, Any]:
+        """Runs in seconds after the submission; one that was killed ends with its last step."""
+        text = (self._folder / f"{job.name}.steps").read_text()
+        steps = [
+            (int(run), int(step), float(moment)) for run, step, moment in map(str.split, text.splitlines())
+        ]
+        moments: Dict[int, List[float]] = {}
+        for run, moment in [(event.run, event.moment) for event in self._events(job)]:
+            moments.setdefault(run, []).append(moment)
+        for run, _, moment in steps:
+            moments[run].append(moment)
+        zero = self._submitted[job.name]
+        return {
+            "way": self._name, "job": job.name, "user": job.user, "steps": steps_of(job), "done": len(steps),
+            "different": len({step for _, step, _ in steps}),
+            "runs": [[round(min(run) - zero, 2), round(max(run) - zero, 2)] for run in moments.values()],
+        }  # fmt: skip
+
+
+def play(name: str, jobs: Sequence[SimJob], places: int = PLACES) -> List[Dict[str, Any]]:
+    """The rows of one way; nothing of its cluster is left."""
     folder = Path(tempfile.mkdtemp(prefix="gpumem-fair-"))
     folder.chmod(0o755)
-    jobs_folder = folder / "jobs"
-    jobs_folder.mkdir()
-    cluster = up(spec(way, folder / "cluster"))
     try:
-        submitted = dict(_submit(cluster, way, jobs, jobs_folder))
-        _wait_for_all(cluster, jobs, jobs_folder)
-        return [_row(way, job, submitted[job.name], jobs_folder) for job in jobs]
+        played = Played(name, jobs, folder, places)
+        try:
+            return played.rows()
+        finally:
+            played.cluster.stop()
     finally:
-        cluster.stop()
         shutil.rmtree(folder)
 
 
-def spec(way: Way, state: Path) -> ClusterSpec:
-    """Two nodes with as many places for jobs in every way."""
-    nodes = tuple(NodeSpec(name, gpus=GPUS // (4 if way.shares else 2)) for name in ("n1", "n2"))
+def _spec(way: Way, state: Path, places: int) -> ClusterSpec:
+    """Two nodes, with as many places for jobs in every way."""
+    gpus = places // (4 if way.shares else 2)
+    nodes = tuple(NodeSpec(name, gpus=gpus) for name in ("n1", "n2"))
     low = f"PartitionName=low Nodes=ALL PriorityTier=1 GraceTime={way.grace_s} DefMemPerCPU=100 State=UP"
-    return ClusterSpec(nodes, state=state, cred_expire_s=CRED_EXPIRE_S, extra_conf=(*way.conf, low))
-
-
-def _submit(cluster: Cluster, way: Way, jobs: Sequence[SimJob], folder: Path) -> Iterator[tuple[str, float]]:
-    """Each job at its time; yields its name and when that was."""
-    start = time.time()
-    for job in sorted(jobs, key=lambda job: job.arrival):
-        time.sleep(max(0.0, start + job.arrival * SCALE - time.time()))
-        options = ["--signal=B:USR1@10"] if way.grace_s else []
-        partition = "urgent" if way.urgent and job.user != LONG else "low"
-        gres = "shard:20" if way.shares else "gpu:1"
-        command = [
-            sys.executable, trainer.__file__, str(folder), job.name, str(steps_of(job)), f"--step-s={STEP_S}",
-            *(["--checkpoint"] if way.checkpoint else []), f"--slot-s={way.turns.slot_s * SCALE}",
-        ]  # fmt: skip
-        yield job.name, time.time()
-        argv = [
-            "sbatch",
-            "--requeue",
-            "--output=/dev/null",
-            f"--partition={partition}",
-            f"--gres={gres}",
-            *options,
-        ]
-        argv += ["--cpus-per-task=1", "--mem=100M", "--time=60", f"--wrap=exec {' '.join(command)}"]
-        cluster.run(argv, cwd=Path("/"), check=True)
-
-
-def _wait_for_all(cluster: Cluster, jobs: Sequence[SimJob], folder: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not all(_done(job, folder) for job in jobs):
-        if time.monotonic() > deadline:
-            queue = cluster.run(["squeue"]).stdout
-            raise DevClusterError(f"jobs still wait after {_PATIENCE_S:g} s\n{queue}")
-        time.sleep(1.0)
-
-
-def _done(job: SimJob, folder: Path) -> bool:
-    return any(kind == "end" and step >= steps_of(job) for kind, _, _, step in _events(job, folder))
-
-
-def _events(job: SimJob, folder: Path) -> List[tuple[str, int, float, int]]:
-    file = folder / f"{job.name}.runs"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [
-        (kind, int(number), float(moment), int(step))
-        for kind, number, moment, step in (line.split() for line in lines)
-    ]
-
-
-def _row(way: Way, job: SimJob, submitted: float, folder: Path) -> Dict[str, Any]:
-    """Runs in seconds after the submission; one that was killed ends with its last step."""
-    steps = [line.split() for line in (folder / f"{job.name}.steps").read_text().splitlines()]
-    moments: Dict[int, List[float]] = {}
-    for _, number, moment, _ in _events(job, folder):
-        moments.setdefault(number, []).append(moment)
-    for number, _, moment in steps:
-        moments[int(number)].append(float(moment))
-    runs = [[round(edge(found) - submitted, 2) for edge in (min, max)] for found in moments.values()]
-    return {
-        "way": way.name, "job": job.name, "user": job.user, "steps": steps_of(job), "done": len(steps),
-        "different": len({step for _, step, _ in steps}), "runs": runs,
-    }  # fmt: skip
+    back = [f"{key}={value}" for key, value in hooks.recovery_settings(Layout(state).hooks).items()]
+    return ClusterSpec(
+        nodes, state=state, cred_expire_s=CRED_EXPIRE_S, hooks=True, extra_conf=(*way.conf, low, *back)
+    )
 
 
 def main() -> int:
     """Run the ways and write their rows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("ways", nargs="*", choices=[[], *WAYS], help=f"of {', '.join(WAYS)} (default: all)")
+    parser = argparse.ArgumentParser(prog="python -m lab.fairness.run", description=__doc__)
+    parser.add_argument("ways", nargs="*", metavar="WAY", help=f"of {', '.join(WAYS)} (default: all)")
     parser.add_argument("--out", type=Path, required=True, help="rows are appended")
     args = parser.parse_args()
+    unknown = [name for name in args.ways if name not in WAYS]
+    if unknown:
+        parser.error(f"{unknown[0]}: no such way; known: {', '.join(WAYS)}")
     for name in args.ways or WAYS:
-        say(f"{name}: an hour takes {SECONDS_PER_HOUR:g} s")
-        rows = run(WAYS[name], trace(WAYS[name]))
+        say(f"{name}: {WAYS[name].what}")
+        rows = play(name, trace(WAYS[name]))
         with open(args.out, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     return 0

@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 from lab.command import exit_code
-from lab.fairness.run import CRED_EXPIRE_S, GPUS
-from lab.fairness.workload import LONG, SCALE, SECONDS_PER_HOUR, SHORT, STEP_S, WAYS, WHAT, Way, trace
+from lab.fairness.run import CRED_EXPIRE_S, PLACES
+from lab.fairness.workload import LONG, SCALE, SECONDS_PER_HOUR, SHORT, STEP_S, WAYS, Way, trace
 from lab.places import DATA
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
@@ -72,50 +72,38 @@ def simulated(way: Way, *, as_cluster: bool) -> Fared:
         jobs = [job._replace(peak_mib=_GPU_MIB // 2) for job in jobs]
     if as_cluster:
         jobs = [job._replace(load=_IDLE) for job in jobs]
-        turns = turns._replace(save_s=0.0, restart_s=0.0, grace_s=turns.grace_s)
+        # Two seconds to save; they would be more than the grace time, which is a site's.
+        turns = turns._replace(save_s=2 / SCALE, restart_s=0.0, grace_s=turns.grace_s * 2 / SCALE)
         timing = timing._replace(recovery_s=(CRED_EXPIRE_S + 1) / SCALE, backfill_s=_BACKFILL_S / SCALE)
-        if turns.preempt and not way.checkpoint:
-            turns = turns._replace(save_s=1.0)
-    fleet = Fleet(2, GPUS // (4 if way.shares else 2), _GPU_MIB)
+    fleet = Fleet(2, PLACES // (4 if way.shares else 2), _GPU_MIB)
     policy = find_policy("slurm-pack" if way.shares else "slurm")
-    found = figures(simulate(jobs, Setup(fleet, policy, timing=timing, turns=turns)))
+    mode = "mps" if way.shares else "exclusive"
+    found = figures(simulate(jobs, Setup(fleet, policy, mode=mode, timing=timing, turns=turns)))
     users = {user.user: user for user in found.users}
     short, long = users[SHORT], users[LONG]
     seconds = (short.waiting, short.longest, long.waiting, long.completion, found.makespan_s)
-    return Fared(*(value / 3600 for value in seconds), found.lost_gpu_hours)
+    return Fared(*(value / 3600 for value in (*seconds, found.lost_gpu_hours * 3600)))
 
 
 def main() -> int:
     """Print a table for the cluster, beside the simulator, and one with a site's costs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="python -m lab.fairness.score", description=__doc__)
     parser.add_argument("--rows", type=Path, default=ROWS)
     args = parser.parse_args()
     by_way: Dict[str, List[Dict[str, Any]]] = {}
-    for line in args.rows.read_text().splitlines():
-        row = json.loads(line)
+    for row in map(json.loads, args.rows.read_text().splitlines()):
         by_way.setdefault(row["way"], []).append(row)
-    print("Dev cluster, in brackets simulated with its costs; hours of the trace")
+    print("Dev cluster (simulated with its costs), hours of the trace")
     _head("steps lost")
     for name, way in WAYS.items():
         if name in by_way:
-            real = measured(by_way[name])
-            twin = None if way.keeps_place else simulated(way, as_cluster=True)
-            lost = sum(row["done"] - row["steps"] for row in by_way[name])
-            both = (
-                [f"{a:.1f} ({b:.1f})" for a, b in zip(real[:5], twin)]
-                if twin
-                else [f"{a:.1f}" for a in real[:5]]
-            )
-            _line(WHAT[name], [*both, str(lost)])
-    print(
-        "\nSimulated with a site's costs (30 s to save, 60 s to begin again, 121 s until a requeued job may start)"
-    )
+            both = zip(measured(by_way[name])[:5], simulated(way, as_cluster=True))
+            cells = [f"{real:.1f} ({twin:.1f})" for real, twin in both]
+            _line(way.what, [*cells, str(sum(row["done"] - row["steps"] for row in by_way[name]))])
+    print("\nSimulated with a site's costs: 30 s to save, 60 s to begin again, 121 s until a requeue is over")
     _head("GPU h lost")
-    for name, way in WAYS.items():
-        if not way.keeps_place:
-            _line(WHAT[name], [f"{value:.1f}" for value in simulated(way, as_cluster=False)])
+    for way in WAYS.values():
+        _line(way.what, [f"{value:.1f}" for value in simulated(way, as_cluster=False)])
     return 0
 
 
@@ -124,7 +112,7 @@ def _head(last: str) -> None:
 
 
 def _line(what: str, cells: Sequence[str]) -> None:
-    print(f"{what:<58}" + "".join(f"{cell:>14}" for cell in cells))
+    print(f"{what:<40}" + "".join(f"{cell:>14}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -73,9 +73,7 @@ def read_remembered(path: Union[str, Path], recipe: Recipe, table_name: str = PE
 def read_savers(path: Union[str, Path]) -> FrozenSet[str]:
     """The fingerprints of models and scripts whose runs saved checkpoints."""
     found = _table(path).get(SAVERS)
-    return (
-        frozenset(item for item in found if isinstance(item, str)) if isinstance(found, list) else frozenset()
-    )
+    return frozenset(item for item in found if isinstance(item, str)) if isinstance(found, list) else frozenset()
 
 
 def read_cpus(path: Union[str, Path], recipe: Recipe) -> CpusByGpu:

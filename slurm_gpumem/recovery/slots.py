@@ -64,9 +64,7 @@ def next_slot(
         True,
         f"{VERDICTS[SLOT].ended}" + (f", with {units} shards" if smaller else ""),
         SLOT,
-        request=replaced(job.request, gres_word("shard", held.gpu_type, units or 0))
-        if smaller and held
-        else "",
+        request=replaced(job.request, gres_word("shard", held.gpu_type, units or 0)) if smaller and held else "",
         shards=units if smaller else None,
         was=held.units if smaller and held else None,
         used_s=used,

@@ -36,7 +36,7 @@ def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
             Severity.NOTE,
             "backfill-window",
             "backfill does not look ahead as far as the longest time limit (bf_window)",
-            "a large share that waits for longer jobs than that is planned for no time: others go around it for ever",
+            "a large share that must wait for longer jobs than that has no planned start: others overtake it",
             f"SchedulerParameters=bf_window={window} in slurm.conf, then scontrol reconfigure",
         )
     endless = without_time_limit(shared_partitions(now))
