@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 from slurm_gpumem.accounting import schema
 from slurm_gpumem.accounting.rows import Run, rest_of
 from slurm_gpumem.accounting.sweep import busy_periods, split_evenly
-from slurm_gpumem.formats.verdicts import OOM
+from slurm_gpumem.formats.verdicts import OOM, SLOT
 
 _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
 """Only such jobs show what they needed: others may have ended before their peak."""
@@ -214,9 +214,13 @@ class IndexWriter:
                 "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state WHERE id = ?",
                 [(row["id"],) for row in rows if row is not head],
             )
+            # What a run did up to its slot's end, the next one goes on from.
+            kept = {row["restarts"] for row in rows if rest_of(row["rest"]).verdict == SLOT}
+            kept |= {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == SLOT}
+            redone = {row["restarts"] for row in rows} - kept - {head["restarts"]}
             self._db.executemany(
                 "UPDATE job SET redone = ? WHERE id = ?",
-                [(row["restarts"] < head["restarts"], row["id"]) for row in rows],
+                [(row["restarts"] in redone, row["id"]) for row in rows],
             )
             self._fold_nodes(rows)
             self._fold_into(head, last, rows, len(ooms | found & {row["restarts"] for row in rows}))

@@ -12,6 +12,7 @@ from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import MIG, PREDICTED, GpuFigures, JobRecord
 from slurm_gpumem.formats.remembered import Recipe
+from slurm_gpumem.formats.verdicts import SLOT
 
 LEAST_SAMPLES = 3
 """A run with fewer samples may have had its peak missed."""
@@ -48,6 +49,8 @@ class Rest(NamedTuple):
     """CPUs that it kept busy at most in nearly all of its busy time."""
     said: str
     """How much slower its owner was told it runs beside others."""
+    slots: str
+    """Time slots that ended with a checkpoint, up to this run's end."""
 
 
 _RESTS = len(Rest._fields)
@@ -158,6 +161,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         _alone_sm(figures),
         "" if cpus_high is None else str(cpus_high),
         claimed.said,
+        str((claimed.slots or 0) + (verdict == SLOT)) if claimed.slot else "",
     )
     return Run(
         cluster,

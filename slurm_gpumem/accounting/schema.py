@@ -15,7 +15,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 10
+VERSION = 11
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(

@@ -181,6 +181,7 @@ class Store:
             signal=_number(rest.signal),
             attempts=row["attempts"],
             ooms=row["ooms"],
+            slots=_number(rest.slots) or 0,
             sm_share=folded.get("sm_share", row["sm_share"]),
             gpu_sm=float(rest.gpu_sm) if rest.gpu_sm else None,
             energy_j=folded.get("energy_j", row["energy_j"]),

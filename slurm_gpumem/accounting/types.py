@@ -186,6 +186,8 @@ class JobRow(NamedTuple):
     """CPUs that it kept busy, over all of its time ..."""
     cpus_high: Optional[float] = None
     """... and at most in nearly all of its busy time."""
+    slots: int = 0
+    """Time slots of the job that ended with a checkpoint."""
 
     @property
     def name(self) -> str:

@@ -1,11 +1,14 @@
-"""A callback for Lightning: `Trainer(callbacks=[SummaryCallback("summary.json")])`.
+"""Callbacks for Lightning: `Trainer(callbacks=[SummaryCallback("summary.json"), SlotCallback()])`.
 
-The training step itself is traced, with the module's own loss and optimizer. Next time:
+SummaryCallback: the training step itself is traced, with the module's own loss and optimizer. Next time:
 `gpusbatch --model summary.json job.sh`.
+
+SlotCallback, with `trainer.fit(model, ckpt_path=resume_file())`: time slots (gpumem docs slots).
 """
 
 from __future__ import annotations
 
+import time
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,6 +22,9 @@ except ImportError:  # the same under its older name
     from pytorch_lightning import Callback, LightningModule, Trainer
 
 from slurm_gpumem.adapters.first_step import without_values, write_once
+from slurm_gpumem.adapters.slot_run import SlotRun
+from slurm_gpumem.adapters.slot_run import resume_file as resume_file
+from slurm_gpumem.adapters.slots import agreed, barrier, replace_checkpoint
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.trace_model import summarize
 from slurm_gpumem.training_names import plain_name
@@ -42,6 +48,32 @@ class SummaryCallback(Callback):  # type: ignore[misc]
         self._done = True
         if trainer.is_global_zero:
             write_once(self.path, lambda: _summary(trainer, pl_module, without_values(batch)))
+
+
+class SlotCallback(Callback):  # type: ignore[misc]
+    """Saves when the program is told and ends it then, in place of Lightning's own requeue."""
+
+    def __init__(self) -> None:
+        self._run = SlotRun()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning has set a handler that saves and requeues by itself: one of the two is enough."""
+        if self._run.folder is not None:
+            self._run.listen()
+            if trainer.is_global_zero:
+                self._run.announce()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *given: Any) -> None:
+        """Save what is done so far."""
+        folder, step = self._run.folder, trainer.global_step
+        if folder is None or not agreed(step, self._run.told)[0]:
+            return
+        began, draft = time.time(), folder / f".step-{step}"
+        trainer.save_checkpoint(draft)
+        if trainer.is_global_zero:
+            self._run.saved(replace_checkpoint(draft), step, began)
+        barrier()
+        self._run.leave(first=trainer.is_global_zero)
 
 
 def _summary(trainer: Trainer, module: LightningModule, batch: Any) -> ModelSummary:

@@ -91,7 +91,7 @@ def _made(folder: Path) -> Optional[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         warnings.warn(
-            f"gpumem: no checkpoints: {folder}: {error.strerror}; set GPUMEM_CHECKPOINTS to a folder of yours",
+            f"gpumem: no checkpoints: {folder}: {error.strerror}; GPUMEM_CHECKPOINTS names another folder",
             stacklevel=3,
         )
         return None

@@ -71,7 +71,7 @@ class Slot:
         if folder is None or self._last == self.step:
             return
         began = time.time()
-        draft, final = folder / f".{_PREFIX}{self.step}", folder / f"{_PREFIX}{self.step}"
+        draft = folder / f".{_PREFIX}{self.step}"
         if rank() == 0:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
@@ -83,11 +83,9 @@ class Slot:
         barrier()
         if rank() == 0:
             (draft / _STEP).write_text(json.dumps({"step": self.step}))
-            _to_disk(draft)
-            shutil.rmtree(final, ignore_errors=True)  # of a run that was killed before it was linked
-            os.replace(draft, final)
+            final = replace_checkpoint(draft)
             self._run.saved(final, self.step, began)
-            for old in folder.glob(f"{_PREFIX}*"):
+            for old in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f".{_PREFIX}*")):
                 if old != final:
                     shutil.rmtree(old, ignore_errors=True)
         barrier()
@@ -108,18 +106,22 @@ class Slot:
 
 def rank() -> int:
     """This process's number among those that train together."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _together() else 0
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
 def barrier() -> None:
     """Wait for the others, if there are any."""
-    if dist.is_available() and dist.is_initialized():
+    if _together():
         dist.barrier()
 
 
 def agreed(step: int, *said: bool) -> tuple[bool, ...]:
     """What any of the processes says, the same for all of them at the same step."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not _together():
         return said
     if step % _AGREE_EVERY:
         return tuple(False for _ in said)
@@ -137,19 +139,25 @@ def _write(folder: Path, parts: Dict[str, Any]) -> None:
     torch.load(path, weights_only=True, mmap=True)
 
 
-def _to_disk(folder: Path) -> None:
-    for path in (*(path for path in folder.rglob("*") if path.is_file()), folder):
+def replace_checkpoint(draft: Path) -> Path:
+    """The checkpoint under its own name, ".step-7" as "step-7", once all of it is on the disk."""
+    for path in (*(path for path in draft.rglob("*") if path.is_file()), draft):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+    final = draft.with_name(draft.name[1:])
+    if final.is_dir():
+        shutil.rmtree(final)  # of a run that was killed before it was linked
+    os.replace(draft, final)
+    return final
 
 
 def _random() -> Dict[str, Any]:
     """The state of all generators, in types that torch.load takes without running code."""
     state: Dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()

@@ -1,17 +1,24 @@
-"""A callback for Hugging Face's Trainer: `Trainer(..., callbacks=[SummaryCallback("summary.json")])`.
+"""Callbacks for Hugging Face's Trainer: `Trainer(..., callbacks=[SummaryCallback("summary.json"), ...])`.
 
-The model is traced with the first batch that the Trainer feeds it, and its optimizer. Next time:
-`gpusbatch --model summary.json job.sh`.
+SummaryCallback: the model is traced with the first batch that the Trainer feeds it, and its optimizer. Next
+time: `gpusbatch --model summary.json job.sh`.
+
+SlotCallback, with `trainer.train(resume_from_checkpoint=resume_file())`: time slots (gpumem docs slots).
 """
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
 from transformers import TrainerCallback
 
 from slurm_gpumem.adapters.first_step import without_values, write_once
+from slurm_gpumem.adapters.slot_run import SlotRun
+from slurm_gpumem.adapters.slot_run import resume_file as resume_file
+from slurm_gpumem.adapters.slots import agreed, barrier
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.trace_model import summarize
 
@@ -45,6 +52,33 @@ class SummaryCallback(TrainerCallback):  # type: ignore[misc]
     def _note(self, model: Any, inputs: Any, given: Dict[str, Any]) -> None:
         if self._batch is None and given:
             self._batch = without_values(given)
+
+
+class SlotCallback(TrainerCallback):  # type: ignore[misc]
+    """Has the Trainer save when the program is told, and ends it then; its own checkpoints count as well."""
+
+    def __init__(self) -> None:
+        self._run = SlotRun()
+        self._told_at: Optional[float] = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say that this program can save."""
+        if state.is_world_process_zero:
+            self._run.announce()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint of this step."""
+        if agreed(state.global_step, self._run.told)[0]:
+            self._told_at, control.should_save = time.time(), True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A whole checkpoint is there."""
+        if self._run.folder is not None and state.is_world_process_zero:
+            path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+            self._run.saved(path, state.global_step, self._told_at or time.time())
+        if self._told_at is not None:
+            barrier()
+            self._run.leave(first=state.is_world_process_zero)
 
 
 def _summary(args: Any, batch: Dict[str, Any], model: Any, optimizer: Any) -> ModelSummary:

@@ -310,8 +310,8 @@ SLOTS = Section(
             "partitions",
             table_of("a table of times by partition", DURATION),
             {},
-            'slots of jobs that ask for none, by partition: {gpu = "2h"}; only for a script whose earlier run '
-            "saved checkpoints",
+            'time slots of jobs that do not say, by partition: {gpu = "2h"}; only for what is known to save '
+            "checkpoints from an earlier run",
         ),
         Key("least_s", AT_LEAST_ONE, 600, "the shortest slot that a job may ask for"),
     ),

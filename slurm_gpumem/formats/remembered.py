@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Collection, Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.files import read_json_of, write_atomic
-from slurm_gpumem.formats.values import MOST_WHOLE, whole_list
+from slurm_gpumem.formats.values import MOST_WHOLE, name, whole_list
 from slurm_gpumem.units import MIB
 from slurm_gpumem.xdg import cache_path
 
@@ -73,7 +73,7 @@ def read_remembered(path: Union[str, Path], recipe: Recipe, table_name: str = PE
 def read_savers(path: Union[str, Path]) -> FrozenSet[str]:
     """The fingerprints of models and scripts whose runs saved checkpoints."""
     found = _table(path).get(SAVERS)
-    return frozenset(item for item in found if isinstance(item, str)) if isinstance(found, list) else frozenset()
+    return frozenset(filter(None, map(name, found)) if isinstance(found, list) else ())
 
 
 def read_cpus(path: Union[str, Path], recipe: Recipe) -> CpusByGpu:
@@ -120,8 +120,8 @@ def write_remembered(
         (ACTIVITY, activity),
         (CPUS, cpus),
     )
-    for name, values in tables:
-        table[name] = {" ".join(recipe): by_gpu for recipe, by_gpu in values.items()}
+    for key, values in tables:
+        table[key] = {" ".join(recipe): by_gpu for recipe, by_gpu in values.items()}
     table[SAVERS] = sorted(savers)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(table, separators=(",", ":")) + "\n", mode=mode)

@@ -1,4 +1,4 @@
-"""The slot state, `gpumem-slot/1`: what a program says of its checkpoints, a small file in its job's slot folder.
+"""The slot state, `gpumem-slot/1`: what a program says of its checkpoints, in its job's slot folder.
 
 The adapters write it, the task epilog reads it; both run as the job's user. Beside it lies a link, `latest`,
 to the last whole checkpoint: the task prolog names what it leads to in GPUMEM_RESUME_FILE.

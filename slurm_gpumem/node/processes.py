@@ -172,8 +172,8 @@ def _queue(handle: Optional[int], pid: int, number: int, mark: int) -> None:
         failed = libc.sigqueue(pid, number, ctypes.c_void_p(mark))
     else:
         # siginfo_t: number, errno, code and a gap; then the sender's pid and uid, and the value.
-        info = struct.pack("=iiiiiIq", number, 0, _SI_QUEUE, 0, os.getpid(), os.getuid(), mark).ljust(128, b"\0")
-        failed = libc.syscall(_PIDFD_SEND_SIGNAL, handle, number, info, 0)
+        info = struct.pack("=iiiiiIq", number, 0, _SI_QUEUE, 0, os.getpid(), os.getuid(), mark)
+        failed = libc.syscall(_PIDFD_SEND_SIGNAL, handle, number, info.ljust(128, b"\0"), 0)
     if failed:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

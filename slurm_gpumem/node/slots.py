@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from typing import Callable, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Callable, Iterable, Iterator, Mapping, Optional, Set, Tuple
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob
@@ -24,7 +24,6 @@ MARK = 0x510750
 _FIRST_S, _KNOWN_S = 300, 60
 """Time to save at most before anything is known, and at least once it is; of a short slot a tenth."""
 _LATE_S = 60.0
-_TOLD = "asked to save a checkpoint before its slot's end"
 _RUNS_ON = "no checkpoint at the slot's end: it runs on to its own time limit"
 _CATCHES = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
@@ -44,6 +43,7 @@ class SlotSignals:
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
+        self._told: Set[Tuple[int, int]] = set()
 
     def look(self, here: Mapping[int, NodeJob], usage: Mapping[int, JobUsage]) -> None:
         """Whoever's slot ends soon is told; of whoever goes on after it, that is noted."""
@@ -52,14 +52,11 @@ class SlotSignals:
             slot = slot_of(job)
             if slot is None or now < slot[1]:
                 continue
-            # The notes are its memory: a sampler that takes over reads them.
-            notes = usage[job_id].notes
-            if _TOLD not in notes:
-                notes.add(_TOLD)
-                told = tell(job, here)
-                self._log(f"job {job_id}: its slot ends soon; {told} of its processes told")
-            if now > slot[0] + min(_LATE_S, slot[0] - slot[1]) and _RUNS_ON not in notes:
-                notes.add(_RUNS_ON)
+            if (job_id, job.restarts) not in self._told:
+                self._told.add((job_id, job.restarts))
+                self._log(f"job {job_id}: its slot ends soon; {tell(job, here)} of its processes told")
+            if now > slot[0] + min(_LATE_S, slot[0] - slot[1]):
+                usage[job_id].notes.add(_RUNS_ON)
 
 
 def tell(job: NodeJob, here: Mapping[int, NodeJob]) -> int:

@@ -107,9 +107,10 @@ def record_of_next(record: CommentRecord, decision: Decision) -> CommentRecord:
     """The job's record from the next run on."""
     run = decision.run + 1
     if decision.verdict == SLOT:
-        share = {} if decision.shards is None else {"shards": decision.shards, "was": decision.was}
         slots = (record.slots or 0) + 1
-        return record._replace(why=SLOT, run=run, slots=slots, save=decision.save_s, **share)
+        record = record._replace(why=SLOT, run=run, slots=slots, save=decision.save_s)
+        smaller = decision.shards is not None
+        return record._replace(shards=decision.shards, was=decision.was) if smaller else record
     if VERDICTS[decision.verdict].next_run == SAME_REQUEST:
         return record._replace(again=1, why=decision.verdict, run=run)
     return record._replace(

@@ -157,7 +157,7 @@ class Requeue:
         fields = {"Gres": decision.request} if decision.request else {}
         if decision.limit_min is not None:
             fields["TimeLimit"] = str(decision.limit_min)
-        if decision.verdict == SLOT:
+        if decision.verdict == SLOT and self._site.weighs:
             fields["Nice"] = str(max(job.nice, BEHIND_OTHERS))
         refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=changed))
         return refused or f"Slurm shows {job.request} after a change to {decision.request or 'its comment'}"

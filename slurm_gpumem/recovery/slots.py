@@ -16,13 +16,15 @@ from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, SlotState, read_slo
 from slurm_gpumem.formats.verdicts import SLOT, VERDICTS
 from slurm_gpumem.recovery.job_comment import JobComment
 from slurm_gpumem.recovery.refusal import Refusal
-from slurm_gpumem.slurm.gres import held_by, replaced
+from slurm_gpumem.slurm.gres import Held, held_by, replaced
 from slurm_gpumem.slurm.queue import Job
 from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.units import ceil_div
 
 BEHIND_OTHERS = 1
-"""The least Nice of a job from its second slot on: where priorities are equal, Slurm takes the older job first."""
+"""The least Nice of a job from its second slot on, where priorities are weighed sums: of equal ones Slurm
+takes the older job first. Elsewhere a released job is the last in its queue; Nice would keep it there."""
+_EARLY_S = 10
 _ENOUGH_SAMPLES = 5
 _RESERVE, _LEAST_RESERVE = 0.2, 0.02
 """Above the highest peak of one run; of several less, as estimators/remembered.py has it for a script."""
@@ -48,6 +50,9 @@ def next_slot(
     assert end is not None
     if not record.slot:
         return Refusal("its owner asked for no slots")
+    if 2 * job.used_s + _EARLY_S < record.slot:
+        # A program that ends at once would circle in the queue without end.
+        return Refusal(f"it ended after {job.used_s} s, long before its slot did")
     before = max((one.used_s or 0 for one in decided.values()), default=0)
     used, left = before + job.used_s, None
     if job.limit_min is not None:
@@ -55,33 +60,36 @@ def next_slot(
         left = job.limit_min - (used // 60 - before // 60)
         if left < 1 or job.used_s >= 60 * job.limit_min:
             return Refusal("its time limit is used up")
-    units = _measured_units(job, record, config, records)
-    held = held_by(job.request)
-    smaller = held is not None and units is not None and units < held.units
-    return Decision(
+    decision = Decision(
         end.run,
         round(time.time(), 3),
         True,
-        f"{VERDICTS[SLOT].ended}" + (f", with {units} shards" if smaller else ""),
+        VERDICTS[SLOT].ended,
         SLOT,
-        request=replaced(job.request, gres_word("shard", held.gpu_type, units or 0)) if smaller and held else "",
-        shards=units if smaller else None,
-        was=held.units if smaller and held else None,
         used_s=used,
         limit_min=left,
         save_s=max(record.save or 0, end.save_s or 0),
     )
+    held = held_by(job.request)
+    units = _measured_units(held, record, config, records) if held else None
+    if held is None or units is None or units >= held.units:
+        return decision
+    return decision._replace(
+        reason=f"{decision.reason}: {units} shards, as measured",
+        request=replaced(job.request, gres_word("shard", held.gpu_type, units)),
+        shards=units,
+        was=held.units,
+    )
 
 
 def _measured_units(
-    job: Job, record: CommentRecord, config: RecoveryConfig, records: Iterable[JobRecord]
+    held: Held, record: CommentRecord, config: RecoveryConfig, records: Iterable[JobRecord]
 ) -> Optional[int]:
     """The shards that its runs needed, with a reserve; None where its share does not rest on an estimate."""
-    held = held_by(job.request)
     asked = ceil_div(record.request_mib, config.shard_mib) if record.request_mib else None
+    estimated = asked == held.units or (record.why == SLOT and record.was)
     # By hand, or for its activity, or given by recovery: that is no estimate of its memory.
-    estimated = asked == held.units or (record.why == SLOT and record.was) if held else False
-    if held is None or held.gres != "shard" or record.estimator == "mem" or record.retry or not estimated:
+    if held.gres != "shard" or record.estimator == "mem" or record.retry or not estimated:
         return None
     peaks = [
         one.measured.peak_mib

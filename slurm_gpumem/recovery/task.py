@@ -124,7 +124,9 @@ def _note_checkpoint(slurm: Controller, name: str, config: RecoveryConfig, end: 
     lifts = in_slots and not job.may_requeue and not slurm.site().requeues
     slurm.update(name, Comment=noted, **({"Requeue": "1"} if lifts else {}))
     if in_slots and config.enabled:
-        _write_line(f"{RUN_ENDED} {VERDICTS[SLOT].ended}; Slurm runs it again, behind others.")
+        _write_line(
+            f"{RUN_ENDED} {VERDICTS[SLOT].ended}; Slurm runs it again, behind others, if time is left."
+        )
 
 
 def _judge_logs(slurm: Controller, name: str) -> LogVerdict:

@@ -91,7 +91,7 @@ def note(row: JobRow, arrow: str = "->") -> str:
         else:
             said.append(f"{at}, {'running again' if row.state == 'RUNNING' else 'lost'}")
     elif row.attempts > 1:
-        said.append(f"run {row.attempts} times")
+        said.append(f"run {row.attempts} times{', in slots' if row.slots else ''}")
     if not row.ooms and row.shards and row.peak_mib and row.limit_mib and row.peak_mib > row.limit_mib:
         said.append(f"{short_mib(row.peak_mib - row.limit_mib)} over its shards")
     said += [HINTS[hint].note for hint in row.hints if hint in HINTS and HINTS[hint].note]
@@ -236,6 +236,7 @@ def as_json(row: JobRow) -> Dict[str, Any]:
         "alone_by": row.alone_by,
         "signal": row.signal,
         "recovered": row.recovered,
+        "slots": row.slots,
         "hints": list(row.hints),
         "notes": list(row.notes),
     }

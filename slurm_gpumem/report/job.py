@@ -89,7 +89,8 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
     if row.cpus and row.cpus_mean is not None:
         third.append(f"{_cpus(row.cpus_mean)} of {count(row.cpus, 'CPU')} busy{_peak_of_cpus(row)}")
     if row.attempts > 1:
-        third.append(f"{count(row.attempts, 'run')}, {row.ooms} out of memory")
+        in_slots = f", {count(row.slots, 'slot')} ended with a checkpoint" if row.slots else ""
+        third.append(f"{count(row.attempts, 'run')}{in_slots}, {row.ooms} out of memory")
     lines = [dot.join(first), "  " + dot.join(filter(None, second)), "  " + dot.join(filter(None, third))]
     return lines
 

@@ -22,6 +22,8 @@ class Site(NamedTuple):
     """StateSaveLocation, where only SlurmUser may write."""
     limits: bool = False
     """Whether limits of associations and QOS are enforced."""
+    weighs: bool = False
+    """Whether priorities are weighed sums (priority/multifactor), not places in a queue."""
 
 
 def show_config(client: SlurmClient) -> Dict[str, str]:
@@ -61,4 +63,5 @@ def ask_site(client: SlurmClient) -> Site:
         config.get("JobRequeue", "1") != "0",
         Path(state) if os.path.isabs(state) else None,
         "limits" in config.get("AccountingStorageEnforce", ""),
+        "multifactor" in config.get("PriorityType", ""),
     )

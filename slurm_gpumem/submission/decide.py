@@ -22,6 +22,7 @@ from slurm_gpumem.submission.request import (
     type_of_whole,
     whole_gpu,
 )
+from slurm_gpumem.submission.slots import check_slot
 from slurm_gpumem.submission.submission import Submission, Workload, key_of_script, read_workload
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Plan(NamedTuple):
 
 def decide(asked: Submission) -> Plan:
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
+    check_slot(asked)
     if asked.goes_unchanged:
         return Plan(asked, kept_because=asked.goes_unchanged)
     if asked.learns:

@@ -46,7 +46,7 @@ def build_call(plan: Plan) -> PlannedCall:
     replaced = REPLACED if part else frozenset({"gres"}) if plan.request else frozenset()
     if plan.request and plan.request.partition:
         replaced |= {"partition"}
-    slot = slot_seconds(plan)
+    slot = slot_seconds(plan.asked, plan.workload.fingerprint)
     if slot:
         notes.append(slot_note(slot))
         if not plan.asked.options.any_of("open-mode"):

@@ -205,7 +205,7 @@ class JobSettings:
 
     @property
     def slot_s(self) -> Optional[int]:
-        """Seconds of one time slot; 0: none, whatever the site's default is; None where the job says nothing."""
+        """Seconds of one time slot; 0: none, whatever the site's default is; None where it does not say."""
         setting = self._settings.get("slot")
         if setting is None or setting.value == "off":
             return None if setting is None else 0

@@ -9,7 +9,6 @@ from slurm_gpumem.slurm.sbatch import SBATCH
 from slurm_gpumem.units import seconds_text
 
 if TYPE_CHECKING:
-    from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.submission import Submission
 
 
@@ -23,19 +22,19 @@ def check_slot(asked: Submission) -> None:
         raise UsageError(f"{slot}: a slot here is {seconds_text(least)} at least (slots.least_s)")
     if asked.raw.program != SBATCH:
         raise UsageError(f"{slot}: Slurm requeues batch jobs only, not those of {asked.raw.program}")
+    if asked.raw.line.het_job or (asked.script is not None and asked.script.het_job):
+        raise UsageError(f"{slot}: the parts of a heterogeneous job can only be requeued together")
     if asked.options.any_of("no-requeue"):
         raise UsageError(f"{slot} and --no-requeue exclude each other: after each slot the job is requeued")
     if not asked.gpus.gpus and not asked.gpus.shared_gres and not asked.settings.asks_for_share:
         raise UsageError(f"{slot}: the job asks for no GPU")
 
 
-def slot_seconds(plan: Plan) -> Optional[int]:
-    """Seconds of one slot of the job; None where it has none."""
-    asked = plan.asked
+def slot_seconds(asked: Submission, fingerprint: Optional[str]) -> Optional[int]:
+    """Seconds of one slot of the job; None where it has none. Its runs are remembered by `fingerprint`."""
     if asked.settings.slot_s is not None:
         return asked.settings.slot_s or None
     by_partition = asked.config.slots.partitions
-    fingerprint = plan.workload.fingerprint
     no = asked.observed or asked.raw.program != SBATCH or asked.options.any_of("no-requeue")
     if not by_partition or not fingerprint or no:
         return None
@@ -45,8 +44,8 @@ def slot_seconds(plan: Plan) -> Optional[int]:
 def slot_note(seconds: int) -> str:
     """What its owner should know of it."""
     return (
-        f"it runs in slots of {seconds_text(seconds)}: before the end of each it is asked to save, waits behind "
-        "others and goes on from its checkpoint (gpumem docs slots)"
+        f"it runs in slots of {seconds_text(seconds)}: before each one's end it saves, waits behind others "
+        "and goes on from its checkpoint (gpumem docs slots)"
     )
 
 

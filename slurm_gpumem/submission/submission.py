@@ -15,7 +15,6 @@ from slurm_gpumem.slurm.sbatch import SBATCH
 from slurm_gpumem.slurm.script import BatchScript, check_script
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
-from slurm_gpumem.submission.slots import check_slot
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.memory_line import MemoryLine
@@ -151,14 +150,15 @@ def read_submission(raw: RawInput) -> Submission:
     gpus = gpu_wish(options, script)
     several = raw.line.het_job or (script is not None and script.het_job)
     found = Submission(raw, settings, config, options, gpus, warnings)
-    check_slot(found)
     if not asks:
         runs = script is not None or options.any_of("wrap") or bool(found.command)
         if several or not runs or gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres:
             # There is no one GPU that it could share.
-            if settings.slot_s and not several:
-                return found._replace(learns=True)
-            return found._replace(goes_unchanged=NOTHING_ASKED)
+            return (
+                found._replace(learns=True)
+                if settings.slot_s
+                else found._replace(goes_unchanged=NOTHING_ASKED)
+            )
         if not by_default:
             return found._replace(learns=True)
     if script is not None:

@@ -223,7 +223,8 @@ def test_in_timeslice_mode_nothing_is_exported(node: Node) -> None:
 
 
 def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
-    done = node.hook("task_prolog", {**node.env(7, gpu=gpu), "PATH": os.environ["PATH"], **more})
+    given = {"PATH": os.environ["PATH"], "SLURM_SUBMIT_DIR": "/submitted"}
+    done = node.hook("task_prolog", {**node.env(7, gpu=gpu), **given, **more})
     assert done.returncode == 0
     assert done.stderr == ""
     exports = {}
@@ -232,6 +233,7 @@ def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
         name, _, value = rest.partition("=")
         exports[name] = "unset" if word == "unset" else value
     assert exports.pop("GPUMEM_ATTEMPT") == str(int(more.get("SLURM_RESTART_COUNT", "0")) + 1)
+    assert exports.pop("GPUMEM_SLOT_DIR") == "/submitted/gpumem-checkpoints/7"
     return exports
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Dict, List
 
 import pytest
@@ -16,6 +15,7 @@ pytestmark = [needs_root, pytest.mark.slurm]
 
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue"
 SLOTS = f"{RECORD},slot=3"
+IDLE = "for i in $(seq 40); do sleep 0.2; done; echo done"
 PROGRAM = """
 import os, sys, time
 from slurm_gpumem.adapters.slot_run import SlotRun, resume_file
@@ -65,8 +65,8 @@ def jobs(module_site: Site) -> Dict[str, str]:
     return {
         "trains": submit(site, program(site, 30)),
         "piped": submit(site, program(site, 16) + " | tee -a /dev/null"),
-        "stubborn": submit(site, "trap 'echo caught' USR1; for i in $(seq 40); do sleep 0.2; done; echo done"),
-        "deaf": submit(site, "for i in $(seq 40); do sleep 0.2; done; echo done"),
+        "stubborn": submit(site, "trap 'echo caught' USR1; " + IDLE),
+        "deaf": submit(site, IDLE),
         "without": submit(site, program(site, 16), comment=RECORD),
     }
 
