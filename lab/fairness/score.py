@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from lab.command import exit_code
 from lab.fairness.run import CRED_EXPIRE_S, PLACES
@@ -21,12 +21,14 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
 from slurm_gpumem.simulation.policies import SLURM_TIMING, find_policy
-from slurm_gpumem.simulation.types import Fleet, Setup
+from slurm_gpumem.simulation.types import Fleet, Setup, Turns
 from slurm_gpumem.utilization.interference import JobLoad
 
 ROWS = DATA / "fairness" / "rows.jsonl"
 _IDLE = JobLoad(0.001, 0.0, 0.0, 0.03)
 """Jobs on the dev cluster do not slow each other down."""
+_SAVE_S = 2.0
+"""Before a slot's end, in which a job of the dev cluster saves."""
 _BACKFILL_S = 5.0
 """The dev cluster's bf_interval."""
 _GPU_MIB = 40 * 1024
@@ -65,15 +67,26 @@ def measured(rows: Sequence[Dict[str, Any]]) -> Fared:
     return Fared(*(value / SECONDS_PER_HOUR for value in hours))
 
 
-def simulated(way: Way, *, as_cluster: bool) -> Fared:
-    """The same jobs on as many places; `as_cluster`: with the dev cluster's costs, else with a site's."""
+def gap_s(rows: Sequence[Dict[str, Any]]) -> float:
+    """Seconds from one run on a GPU to the next, while there was work for all of them."""
+    runs = [run for row in rows if row["user"] == LONG for run in row["runs"]]
+    until = sorted(end for _, end in runs)[int(0.7 * len(runs))]
+    begun = [(start, min(end, until)) for start, end in runs if start < until]
+    busy: float = sum(end - start for start, end in begun)
+    return float(PLACES * until - busy) / len(begun)
+
+
+def simulated(way: Way, gap: Optional[float] = None) -> Fared:
+    """The same jobs on as many places, with a site's costs; with those of the dev cluster where `gap` is its
+    time between two runs."""
     jobs, turns, timing = trace(way), way.turns, SLURM_TIMING
     if way.shares:
         jobs = [job._replace(peak_mib=_GPU_MIB // 2) for job in jobs]
-    if as_cluster:
-        jobs = [job._replace(load=_IDLE) for job in jobs]
-        # Two seconds to save; they would be more than the grace time, which is a site's.
-        turns = turns._replace(save_s=2 / SCALE, restart_s=0.0, grace_s=turns.grace_s * 2 / SCALE)
+    if gap is not None:
+        # There a slot begins with the program, here with the job.
+        slot_s = turns.slot_s + gap / SCALE if turns.slot_s else 0.0
+        jobs = [job._replace(load=_IDLE, work=job.work + gap / SCALE) for job in jobs]
+        turns = Turns(slot_s, _SAVE_S / SCALE, gap / SCALE, turns.preempt, turns.grace_s / SCALE)
         timing = timing._replace(recovery_s=(CRED_EXPIRE_S + 1) / SCALE, backfill_s=_BACKFILL_S / SCALE)
     fleet = Fleet(2, PLACES // (4 if way.shares else 2), _GPU_MIB)
     policy = find_policy("slurm-pack" if way.shares else "slurm")
@@ -94,25 +107,27 @@ def main() -> int:
     for row in map(json.loads, args.rows.read_text().splitlines()):
         by_way.setdefault(row["way"], []).append(row)
     print("Dev cluster (simulated with its costs), hours of the trace")
-    _head("steps lost")
+    _head("steps lost", "s between runs")
     for name, way in WAYS.items():
         if name in by_way:
-            both = zip(measured(by_way[name])[:5], simulated(way, as_cluster=True))
+            gap = gap_s(by_way[name])
+            both = zip(measured(by_way[name])[:5], simulated(way, gap))
             cells = [f"{real:.1f} ({twin:.1f})" for real, twin in both]
-            _line(way.what, [*cells, str(sum(row["done"] - row["steps"] for row in by_way[name]))])
+            lost = sum(row["done"] - row["steps"] for row in by_way[name])
+            _line(way.what, [*cells, str(lost), f"{gap:.0f}"])
     print("\nSimulated with a site's costs: 30 s to save, 60 s to begin again, 121 s until a requeue is over")
     _head("GPU h lost")
     for way in WAYS.values():
-        _line(way.what, [f"{value:.1f}" for value in simulated(way, as_cluster=False)])
+        _line(way.what, [f"{value:.1f}" for value in simulated(way)])
     return 0
 
 
-def _head(last: str) -> None:
-    _line("", ["short: wait", "longest", "long: wait", "until done", "all done", last])
+def _head(*last: str) -> None:
+    _line("", ["short: wait", "longest", "long: wait", "until done", "all done", *last])
 
 
 def _line(what: str, cells: Sequence[str]) -> None:
-    print(f"{what:<40}" + "".join(f"{cell:>14}" for cell in cells))
+    print(f"{what:<40}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 if __name__ == "__main__":

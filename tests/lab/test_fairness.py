@@ -29,7 +29,7 @@ def test_with_slots_the_short_jobs_waited_at_most_half_as_long(
     rows: Dict[str, List[Dict[str, Any]]], without: str, slots: str
 ) -> None:
     assert measured(rows[slots]).short_wait <= measured(rows[without]).short_wait / 2
-    site = [simulated(WAYS[name], as_cluster=False).short_wait for name in (without, slots)]
+    site = [simulated(WAYS[name]).short_wait for name in (without, slots)]
     assert site[1] <= site[0] / 2
 
 

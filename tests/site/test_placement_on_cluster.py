@@ -206,6 +206,24 @@ def _backfill_passes(cluster: Cluster) -> int:
     return int(shown.partition("Total cycles:")[2].split()[0])
 
 
+@pytest.mark.parametrize("by_age", [False, True])
+def test_a_requeued_job_keeps_its_place_unless_priority_is_age(make_cluster: Any, by_age: bool) -> None:
+    flow = flow_settings({}) if by_age else {}
+    lines = tuple(f"{key}={value}" for key, value in flow.items())
+    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines, cred_expire_s=5)
+    whole = ("--gres=gpu:1", "--mem=64", "--requeue")
+    first = submit(cluster, *whole, command="sleep 600")
+    until(lambda: states(cluster).get(first) == "RUNNING")
+    later = [submit(cluster, *whole, command="sleep 600") for _ in range(2)]
+    cluster.run(["scontrol", "requeue", first], check=True)
+    until(lambda: states(cluster).get(later[0]) == "RUNNING")
+    # It may start again: the time after a requeue is over.
+    until(lambda: _reason(cluster, first) in ("Resources", "Priority"))
+    cluster.run(["scancel", later[0]], check=True)
+    until(lambda: "RUNNING" in (states(cluster).get(first), states(cluster).get(later[1])))
+    assert states(cluster)[later[1] if by_age else first] == "RUNNING"
+
+
 def test_shares_meet_on_no_gpu_of_a_partition_with_lln_while_another_is_idle(make_cluster: Any) -> None:
     nodes = (NodeSpec("n1", gpus=2), NodeSpec("n2", gpus=2))
     gpumem = str(Path(sys.executable).with_name("gpumem"))
