@@ -94,7 +94,6 @@ class Played:
                 "--slot",
                 f"{way.slot_h * SECONDS_PER_HOUR}s",
             ]
-            argv += ["--signal=B:USR1@10"] if way.grace_s else []
         argv += ["--requeue", "--open-mode=append", f"--output={script.with_suffix('.log')}"]
         argv += [f"--partition={partition}", f"--gres={'shard:20' if way.shares else 'gpu:1'}"]
         argv += ["--cpus-per-task=1", "--mem=100M", "--time=60", str(script)]
@@ -156,7 +155,7 @@ def _spec(way: Way, state: Path, places: int) -> ClusterSpec:
     """Two nodes, with as many places for jobs in every way."""
     gpus = places // (4 if way.shares else 2)
     nodes = tuple(NodeSpec(name, gpus=gpus) for name in ("n1", "n2"))
-    low = f"PartitionName=low Nodes=ALL PriorityTier=1 GraceTime={way.grace_s} DefMemPerCPU=100 State=UP"
+    low = "PartitionName=low Nodes=ALL PriorityTier=1 DefMemPerCPU=100 State=UP"
     back = [f"{key}={value}" for key, value in hooks.recovery_settings(Layout(state).hooks).items()]
     return ClusterSpec(
         nodes, state=state, cred_expire_s=CRED_EXPIRE_S, hooks=True, extra_conf=(*way.conf, low, *back)

@@ -13,11 +13,11 @@ SECONDS_PER_HOUR = 6
 """Of the dev cluster's time for an hour of the trace."""
 SCALE = SECONDS_PER_HOUR / 3600
 STEP_S = 0.5
-SLOT_H, GRACE_S = 2, 10
+SLOT_H = 2
 AGE = ("PriorityType=priority/multifactor", "PriorityWeightAge=100000")
 FIRST = (*AGE, "PartitionName=urgent Nodes=ALL PriorityTier=10 DefMemPerCPU=100 State=UP")
-PREEMPT = (*FIRST, "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE")
-SIGNAL = "SlurmctldParameters=preempt_send_user_signal"
+PREEMPT = (*FIRST, "PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", "KillWait=30")
+"""KillWait is Slurm's default here, not the dev cluster's 5 s: it is the time to save at SIGTERM."""
 
 
 class Way(NamedTuple):
@@ -28,8 +28,6 @@ class Way(NamedTuple):
     """Lines of slurm.conf."""
     slot_h: int = 0
     """Of the long jobs, in hours of the trace; 0: they know no slots and save nothing."""
-    grace_s: int = 0
-    """GraceTime of their partition, in the cluster's time."""
     shares: bool = False
     """Two jobs on a GPU, on half as many GPUs."""
 
@@ -50,14 +48,12 @@ _NO_TURNS = 24
 WAYS: Dict[str, Way] = {
     "age": Way("whole GPUs, first come, first served", AGE),
     "age-slots": Way("the same, slots of 2 h", AGE, SLOT_H),
-    "basic-slots": Way("the same, priority/basic", (), SLOT_H),
     "shares": Way("shares, first come, first served", AGE, shares=True),
     "shares-slots": Way("the same, slots of 2 h", AGE, SLOT_H, shares=True),
     "first": Way("short jobs first", FIRST),
     "first-slots": Way("the same, slots of 2 h", FIRST, SLOT_H),
     "preempt": Way("short jobs preempt, no checkpoint", PREEMPT),
     "preempt-saves": Way("the same, checkpoint", PREEMPT, _NO_TURNS),
-    "grace-saves": Way("the same, checkpoint, GraceTime", (*PREEMPT, SIGNAL), _NO_TURNS, grace_s=GRACE_S),
 }
 
 
