@@ -53,7 +53,17 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     "site": {"config", "formats", "slurm", "utilization", "accounting", "estimators", "devcluster"},
     "simulation": {"config", "estimators", "formats", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
-    "lab": {"summaries", "tracing", "estimators", "utilization", "site", "simulation", "terminal"},
+    "lab": {
+        "adapters",
+        "devcluster",
+        "estimators",
+        "simulation",
+        "site",
+        "summaries",
+        "terminal",
+        "tracing",
+        "utilization",
+    },
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package.
 

@@ -6,12 +6,13 @@ import argparse
 import json
 from itertools import product
 from pathlib import Path
-from typing import List, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.cli.options import age
 from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.simulation.compare import compare, comparison_json, table
+from slurm_gpumem.simulation.compare import compare, comparison_json, table, users_table
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.generate import generate
 from slurm_gpumem.simulation.mig import split_gpus
@@ -25,10 +26,17 @@ from slurm_gpumem.simulation.policies import (
 )
 from slurm_gpumem.simulation.requests import ESTIMATORS
 from slurm_gpumem.simulation.trace_file import read_trace, write_trace
-from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing
+from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing, Turns
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
+
+
+class _Time(NamedTuple):
+    """As it was given, and in seconds; None for never."""
+
+    text: str
+    seconds: Optional[float]
 
 
 def main(argv: List[str]) -> int:
@@ -58,6 +66,8 @@ def main(argv: List[str]) -> int:
     seeds = "" if args.seeds == 1 else f", {args.seeds} seeds: mean, lowest and highest"
     print(f"{count(len(jobs), 'job')} on {fleet.gpus} × {fleet.name} ({fleet.memory_mib // 1024} GiB){seeds}")
     print("\n".join(table(rows)))
+    if args.by_user:
+        print("\n".join(["", *users_table(rows)]))
     refused = max(run.refused for row in rows for run in row.runs)
     if refused:
         say(f"{count(refused, 'job')} can never run here (too large for these GPUs): left out")
@@ -87,9 +97,9 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
     ladder = tuple(step.margin_percent for step in steps if step.margin_percent is not None)
     margin = None if args.margin is None else parse_mib(args.margin)
     setups = []
-    names = _words(args.policy, list(POLICIES))
-    estimators = _words(args.estimator, list(ESTIMATORS))
-    modes = _words(args.mode, list(MODES))
+    names = _names(args.policy, list(POLICIES))
+    estimators = _names(args.estimator, list(ESTIMATORS))
+    modes = _names(args.mode, list(MODES))
     if all(find_policy(name).whole for name in names):
         # Conditions belong to policies that share: without any, they are refused instead of ignored.
         with_conditions(
@@ -98,7 +108,7 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
     mig = () if args.mig is None else split_gpus(args.mig, fleet)
     if mig and MIG not in modes:
         raise UsageError("--mig belongs to --mode mig")
-    for name, estimator, mode in product(names, estimators, modes):
+    for name, estimator, mode, (turn, turns) in product(names, estimators, modes, _turns(args)):
         policy = find_policy(name)
         if policy.whole:
             if (estimator, mode) != (estimators[0], modes[0]):
@@ -113,8 +123,26 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
             )
             label = " ".join([name, estimator, *([mode] if len(modes) > 1 else [])])
         timing, layouts = _timing(args.decisions, policy), mig if mode == MIG else ()
-        setups.append((label, Setup(fleet, policy, estimator, mode, timing, ladder, mig=layouts)))
+        made = Setup(fleet, policy, estimator, mode, timing, ladder, mig=layouts, turns=turns)
+        setups.append((label + turn, made))
     return setups
+
+
+def _turns(args: argparse.Namespace) -> List[Tuple[str, Turns]]:
+    """Every slot with every grace time, and what they add to a label."""
+    found = []
+    for slot, grace in product(args.slot, args.preempt):
+        label = f" slot {slot.text}" if slot.seconds else ""
+        label += f" grace {grace.text}" if grace.seconds is not None else ""
+        turns = Turns(
+            slot.seconds or 0.0, args.save, args.restart, grace.seconds is not None, grace.seconds or 0.0
+        )
+        found.append((label, turns))
+    return found
+
+
+def _times(text: str) -> List[_Time]:
+    return [_Time(word, None if word == "none" else age(word)) for word in _words(text)]
 
 
 def _timing(decisions: str, policy: Policy) -> Timing:
@@ -123,8 +151,12 @@ def _timing(decisions: str, policy: Policy) -> Timing:
     return timing_of(policy)
 
 
-def _words(text: str, known: List[str]) -> List[str]:
-    words = known if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
+def _words(text: str) -> List[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _names(text: str, known: List[str]) -> List[str]:
+    words = known if text == "all" else _words(text)
     for word in words:
         if word not in known:
             raise UnknownNameError("name", word, known)
@@ -174,6 +206,21 @@ def _parser() -> argparse.ArgumentParser:
         "--decisions", choices=("at-once", "published"), default="published",
         help="how long round-robin, magm, lug, mug and the fits take to decide (default: as published)",
     )  # fmt: skip
+    parser.add_argument(
+        "--slot", type=_times, default="none", metavar="TIMES",
+        help="jobs leave after this time and go on later: none,2h (policies of Slurm)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--preempt", type=_times, default="none", metavar="TIMES",
+        help="jobs of a higher priority take the places of others, after this grace time: none,0s,2m",
+    )  # fmt: skip
+    parser.add_argument(
+        "--save", type=age, default=30.0, metavar="TIME", help="that a checkpoint takes (30s)"
+    )
+    parser.add_argument(
+        "--restart", type=age, default=60.0, metavar="TIME", help="until a job goes on from it (60s)"
+    )
+    parser.add_argument("--by-user", action="store_true", help="waits of each user as well")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="variations of the trace")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

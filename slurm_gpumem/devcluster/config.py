@@ -147,7 +147,7 @@ def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]
         "KillWait": "5",
         "SlurmdTimeout": "30",
         "SchedulerType": "sched/backfill",
-        "SchedulerParameters": "batch_sched_delay=0,bf_interval=5",
+        "SchedulerParameters": "batch_sched_delay=0,bf_interval=5,bf_window=2940",
     }
     if spec.job_submit_lua is not None:
         settings["JobSubmitPlugins"] = "lua"

@@ -25,6 +25,8 @@ COLUMNS: Tuple[Column, ...] = (
     ("memory %", "memory", 0.01),
     ("SM %", "active", 0.01),
 )
+LOST: Column = ("lost GPU h", "lost_gpu_hours", 1.0)
+"""Shown where jobs make room for others."""
 
 
 class Compared(NamedTuple):
@@ -52,17 +54,33 @@ def values_of(row: Compared, figure: str) -> List[float]:
 
 def cells(row: Compared) -> List[str]:
     """One line of the table: means over the seeds."""
-    return [_number(found.mean) for found in _spreads(row)]
+    return [_number(found.mean) for found in _spreads(row, COLUMNS)]
 
 
 def table(rows: Sequence[Compared]) -> List[str]:
     """Lines for a terminal; over several seeds the lowest and highest stand in a line below."""
-    lines = [["policy", *(title for title, _, _ in COLUMNS)]]
+    lose = any(row.setup.turns.slot_s or row.setup.turns.preempt for row in rows)
+    columns = (*COLUMNS, LOST) if lose else COLUMNS
+    lines = [["policy", *(title for title, _, _ in columns)]]
     for row in rows:
-        lines.append([row.label, *cells(row)])
+        found = _spreads(row, columns)
+        lines.append([row.label, *(_number(one.mean) for one in found)])
         if len(row.runs) > 1:
-            ranges = (f"{_number(found.low)}–{_number(found.high)}" for found in _spreads(row))
-            lines.append(["", *ranges])
+            lines.append(["", *(f"{_number(one.low)}–{_number(one.high)}" for one in found)])
+    return _aligned(lines)
+
+
+def users_table(rows: Sequence[Compared]) -> List[str]:
+    """How each user's jobs fared in the trace as it is, in minutes."""
+    lines = [["policy", "user", "jobs", "wait min", "longest", "total min"]]
+    for row in rows:
+        for user in row.runs[0].users:
+            times = (user.waiting, user.longest, user.completion)
+            lines.append([row.label, user.user, str(user.jobs), *(_number(time / 60) for time in times)])
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> List[str]:
     widths = [max(8 if place else 0, *(len(line[place]) for line in lines)) for place in range(len(lines[0]))]
     return [
         " ".join(
@@ -73,8 +91,8 @@ def table(rows: Sequence[Compared]) -> List[str]:
     ]
 
 
-def _spreads(row: Compared) -> List[Spread]:
-    return [spread([value / divisor for value in values_of(row, name)]) for _, name, divisor in COLUMNS]
+def _spreads(row: Compared, columns: Sequence[Column]) -> List[Spread]:
+    return [spread([value / divisor for value in values_of(row, name)]) for _, name, divisor in columns]
 
 
 def comparison_json(rows: Sequence[Compared]) -> Dict[str, Any]:

@@ -15,9 +15,10 @@ from slurm_gpumem.simulation.power import watts
 from slurm_gpumem.simulation.queues import Queue, queue_for
 from slurm_gpumem.simulation.requests import Asker
 from slurm_gpumem.simulation.sharing import speeds
+from slurm_gpumem.simulation.turns import check_turns, victims_for
 from slurm_gpumem.simulation.types import MIG, MODES, WHOLE, Setup, SimJob
 
-_END, _GROW, _AGAIN, _WINDOW, _WAKE = range(5)
+_END, _GROW, _AGAIN, _WINDOW, _WAKE, _LEAVE = range(6)
 _NEVER = float("inf")
 _HAIR = 1e-6
 
@@ -44,6 +45,8 @@ class Sums(NamedTuple):
     """GPUs with a job."""
     waiting_seconds: float
     """Jobs in the queue."""
+    lost_seconds: float
+    """GPUs (or their parts) on which jobs saved, began again from a checkpoint or lost what they had done."""
     most_waiting: int
 
 
@@ -53,7 +56,7 @@ class Outcome(NamedTuple):
     jobs: Sequence[SimJob]
     setup: Setup
     start: Sequence[float]
-    """Of the last attempt."""
+    """Of the last attempt, less the earlier runs that it goes on from: start to end is its time on GPUs."""
     end: Sequence[float]
     crashes: Sequence[int]
     over_limit: int
@@ -82,6 +85,7 @@ class Engine:
             raise UsageError("mode mig needs the layouts of its GPUs (--mig), and no other mode has any")
         self.setup = setup
         self.policy, self.timing = setup.policy, setup.timing
+        check_turns(setup)
         self.jobs = sorted(jobs, key=lambda job: job.arrival)
         self.place_of = {job.number: place for place, job in enumerate(self.jobs)}
         if len(self.place_of) != len(self.jobs):
@@ -99,6 +103,11 @@ class Engine:
         self._start = array("d", [float("nan")]) * count
         self._end = array("d", [float("nan")]) * count
         self._crashes = array("H", [0]) * count
+        self._kept: Dict[int, Tuple[float, float]] = {}
+        """Of jobs with a checkpoint: seconds of work left, and on GPUs so far."""
+        self._room: Dict[int, List[Task]] = {}
+        """Who makes room for a job by leaving."""
+        self._lost_s = 0.0
         self._unfinished = 0
         """Jobs that arrived and have not ended; events after the last of them are out of date."""
         self._over_limit = 0
@@ -138,6 +147,8 @@ class Engine:
                     freed |= what.version >= 0 and self._grow(what)
                 elif kind == _AGAIN:
                     self.queue.add_again(what)
+                elif kind == _LEAVE:
+                    freed |= what.version >= 0 and self._make_room(what, saves=bool(version))
                 elif kind == _WINDOW:
                     freed |= self._window(self.index.gpus[what], version)
                 else:
@@ -149,7 +160,8 @@ class Engine:
         return Outcome(
             jobs, self.setup, self._start, self._end, self._crashes, self._over_limit, tuple(self._refused),
             Sums(
-                self._joules, self._mib_s, self._active_s, self._busy_s, self._waiting_s, self._most_waiting
+                self._joules, self._mib_s, self._active_s, self._busy_s, self._waiting_s, self._lost_s,
+                self._most_waiting,
             ),
             last_end - (jobs[0].arrival if jobs else 0.0), tuple(self._runs), tuple(self._curve),
         )  # fmt: skip
@@ -185,7 +197,22 @@ class Engine:
 
     def limit_of(self, job: SimJob) -> float:
         """Its time limit, for backfill."""
-        return job.limit or self.timing.default_limit_s
+        limit = job.limit or self.timing.default_limit_s
+        return min(limit, self.setup.turns.slot_s or limit)
+
+    def preempt(self, job: SimJob) -> bool:
+        """Have running jobs make room for it; whether some do."""
+        turns = self.setup.turns
+        if not turns.preempt:
+            return False
+        if any(task.version >= 0 for task in self._room.get(job.number, ())):
+            return True
+        saves = turns.save_s <= turns.grace_s
+        self._room[job.number] = leaving = victims_for(self, job)
+        for task in leaving:
+            task.leaves = True
+            self._at(self.now + (turns.save_s if saves else turns.grace_s), _LEAVE, task, int(saves))
+        return bool(leaving)
 
     # -- Events ------------------------------------------------------------------------------------
 
@@ -213,7 +240,14 @@ class Engine:
         whole = asked == WHOLE
         granted = memory if whole else (asked or 0)
         task = Task(job, places, granted, self.now, whole=whole, slices=slices_for(granted, memory))
-        self._start[self.place_of[job.number]] = self.now
+        turns = self.setup.turns
+        left, ran = self._kept.get(job.number, (0.0, 0.0))
+        if ran:
+            task.go_on(left, turns.restart_s)
+            self._lose(task, turns.restart_s)
+        if turns.slot_s:
+            self._at(self.now + turns.slot_s, _LEAVE, task, 1)
+        self._start[self.place_of[job.number]] = self.now - ran
         self.index.take_cores(places, job.cores)
         if len(places) > 1:
             task.speeds = dict.fromkeys(places, 1.0)
@@ -231,7 +265,7 @@ class Engine:
         if crowded:
             self._crash(task)
         elif not task.trains:
-            self._at(self.now + job.startup_s, _GROW, task)
+            self._at(self.now + (turns.restart_s if ran else job.startup_s), _GROW, task)
         elif job.peak_mib > task.use_mib:
             self._grow(task)
 
@@ -266,6 +300,24 @@ class Engine:
                 asked = self.asker.granted(job, more) if self.policy.granted else more
         self.asks[job.number] = asked
         self._at(self.now + self.timing.recovery_s, _AGAIN, job)
+
+    def _make_room(self, task: Task, *, saves: bool) -> bool:
+        """End of a slot, or of a preempted job's grace time: it waits again, behind the others."""
+        number = task.job.number
+        turns, ran = self.setup.turns, self.now - task.start
+        before, earlier = self._kept.get(number, (task.job.work, 0.0))
+        if saves:
+            left = min(before, task.left_at(self.now) + turns.save_s * task.speed)
+            self._kept[number] = (left, earlier + ran)
+        self._lose(task, turns.save_s if saves else ran)
+        self._leave(task, crashed=False)
+        self._start[self.place_of[number]] = float("nan")
+        self._at(self.now + self.timing.recovery_s, _AGAIN, task.job)
+        return True
+
+    def _lose(self, task: Task, seconds: float) -> None:
+        part = task.granted_mib / self.setup.fleet.memory_mib if self.policy.granted else 1.0
+        self._lost_s += seconds * part * len(task.gpus)
 
     def _finish(self, task: Task) -> None:
         job = task.job
@@ -346,7 +398,7 @@ class Engine:
                 self._at(max(crossing, self.now) + _HAIR, _WINDOW, gpu.index, gpu.version)
 
     def _change_speed(self, task: Task, rate: float) -> None:
-        task.left = max(0.0, task.left - (self.now - task.since) * task.speed)
+        task.left = task.left_at(self.now)
         task.since, task.speed = self.now, rate
         task.version += 1
         self._at(self.now + task.left / rate, _END, task, task.version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import isnan
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.simulation.engine import Outcome
 
@@ -16,6 +16,17 @@ class Times(NamedTuple):
     mean: float
     median: float
     p95: float
+
+
+class UserWaits(NamedTuple):
+    """How one user's jobs fared, in seconds."""
+
+    user: str
+    jobs: int
+    waiting: float
+    longest: float
+    """Of these waits."""
+    completion: float
 
 
 class Figures(NamedTuple):
@@ -44,6 +55,9 @@ class Figures(NamedTuple):
     queue: float
     """Mean number of waiting jobs."""
     longest_queue: int
+    lost_gpu_hours: float
+    """Saving, beginning again from a checkpoint, and work that was lost; shares count as parts of a GPU."""
+    users: Tuple[UserWaits, ...]
 
 
 def figures(outcome: Outcome) -> Figures:
@@ -52,9 +66,11 @@ def figures(outcome: Outcome) -> Figures:
     execution: List[float] = []
     completion: List[float] = []
     slowdowns: List[float] = []
+    by_user: Dict[str, List[Tuple[float, float]]] = {}
     for job, start, end in zip(outcome.jobs, outcome.start, outcome.end):
         if isnan(end):
             continue
+        by_user.setdefault(job.user, []).append((start - job.arrival, end - job.arrival))
         waiting.append(start - job.arrival)
         execution.append(end - start)
         completion.append(end - job.arrival)
@@ -79,15 +95,23 @@ def figures(outcome: Outcome) -> Figures:
         active=sums.active_seconds / span / fleet.gpus,
         queue=sums.waiting_seconds / span,
         longest_queue=sums.most_waiting,
+        lost_gpu_hours=sums.lost_seconds / _HOUR,
+        users=tuple(_user(user, times) for user, times in sorted(by_user.items())),
     )
+
+
+def _user(user: str, times: Sequence[Tuple[float, float]]) -> UserWaits:
+    waits, completions = zip(*times)
+    return UserWaits(user, len(times), _mean(waits), max(waits), _mean(completions))
 
 
 def as_json(found: Figures) -> Dict[str, Any]:
     """The same for a machine: times as {"mean", "median", "p95"}."""
-    return {
+    plain = {
         name: value._asdict() if isinstance(value, Times) else value
         for name, value in found._asdict().items()
     }
+    return {**plain, "users": [user._asdict() for user in found.users]}
 
 
 class Spread(NamedTuple):

@@ -13,7 +13,7 @@ class Task:
     """A run of a job: one attempt, on the GPUs that it got."""
 
     __slots__ = (
-        "gpus", "granted_mib", "job", "left", "limit_end", "load", "side", "since", "slices",
+        "gpus", "granted_mib", "job", "leaves", "left", "limit_end", "load", "side", "since", "slices",
         "speed", "speeds", "start", "trains", "use_mib", "user", "version", "whole",
     )  # fmt: skip
 
@@ -37,6 +37,17 @@ class Task:
         self.version = 0
         """Of the end that is expected; older ones in the list of events are out of date."""
         self.limit_end = 0.0
+        self.leaves = False
+        """Whether it has been told to make room."""
+
+    def go_on(self, left: float, restart_s: float) -> None:
+        """Begin from a checkpoint: its restart is the start-up of this run."""
+        self.left = left + restart_s
+        self.trains = restart_s <= 0
+
+    def left_at(self, now: float) -> float:
+        """Seconds of work that are left then, if nothing has changed since."""
+        return max(0.0, self.left - (now - self.since) * self.speed)
 
 
 class GpuState:

@@ -32,6 +32,7 @@ class Engine(Protocol):
     ) -> bool: ...
     def need_mib(self, asked: Optional[int]) -> int: ...
     def limit_of(self, job: SimJob) -> float: ...
+    def preempt(self, job: SimJob) -> bool: ...
     def wake_at(self, moment: float, phase: int) -> None: ...
 
 
@@ -149,7 +150,7 @@ class SlurmQueue:
         self._add(job, job.arrival)
 
     def add_again(self, job: SimJob) -> None:
-        # Slurm counts a requeued job's age, or its turn, from the requeue.
+        # priority/multifactor counts its age from the requeue; under priority/basic it would keep its place.
         self._add(job, self._engine.now)
 
     def _add(self, job: SimJob, since: float) -> None:
@@ -187,6 +188,8 @@ class SlurmQueue:
                 continue
             failed.add(key)
             tested.append(entry)
+            if engine.preempt(job):
+                continue
             if not reserved and engine.now - since >= timing.reserve_after_s:
                 if not backfill:
                     break

@@ -108,6 +108,21 @@ class Timing(NamedTuple):
     """The time limit of jobs without one, for backfill."""
 
 
+class Turns(NamedTuple):
+    """When a running job makes room for others and waits again, behind those that wait."""
+
+    slot_s: float = 0.0
+    """It saves a checkpoint and leaves after this time; 0: it runs to its end."""
+    save_s: float = 30.0
+    """The end of a slot or of a grace time in which it saves and does not train."""
+    restart_s: float = 60.0
+    """The start of a further run until it goes on from its checkpoint."""
+    preempt: bool = False
+    """Jobs take the places of running ones with a lower priority (PreemptMode=REQUEUE)."""
+    grace_s: float = 0.0
+    """Until a preempted job is killed (GraceTime). One that needs longer to save loses this run's work."""
+
+
 class Setup(NamedTuple):
     """One way to run a trace."""
 
@@ -119,6 +134,7 @@ class Setup(NamedTuple):
     ladder: Tuple[int, ...] = ()
     """After a crash: percent more of what it asked for, step by step; then a GPU to itself."""
     shard_mib: int = 1024
+    turns: Turns = Turns()
     record: bool = False
     """Keep what each GPU did over time."""
     mig: Tuple[Tuple[int, ...], ...] = ()

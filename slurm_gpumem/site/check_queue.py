@@ -6,7 +6,7 @@ from typing import Iterator
 
 from slurm_gpumem.site.check_gpus import shared_partitions
 from slurm_gpumem.site.findings import Finding, Severity
-from slurm_gpumem.site.queue_order import NOTE, WORD, has_patience
+from slurm_gpumem.site.queue_order import NOTE, WORD, has_patience, window_for
 from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, spreads, value_of, without_time_limit, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
@@ -29,6 +29,15 @@ def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
             f"SchedulerParameters has no {WORD}",
             "a share that waits holds its node: of the jobs behind it only those start there that end before",
             f"gpumem setup proposes a value where age alone decides who is first; else, {NOTE}",
+        )
+    window = window_for(now.config, shared_partitions(now))
+    if window:
+        yield Finding(
+            Severity.NOTE,
+            "backfill-window",
+            "backfill does not look ahead as far as the longest time limit (bf_window)",
+            "a large share that must wait for longer jobs than that has no planned start: others overtake it",
+            f"SchedulerParameters=bf_window={window} in slurm.conf, then scontrol reconfigure",
         )
     endless = without_time_limit(shared_partitions(now))
     if endless:

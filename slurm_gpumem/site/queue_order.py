@@ -3,16 +3,25 @@
 Slurm plans by nodes: once it holds a node for a waiting job, nothing else starts there that might still run
 then, however many shares are free. bf_min_prio_reserve is the priority below which a waiting job holds
 nothing. Where priority is age and nothing else, it is a time: what waits for longer gets its turn.
+
+A job whose start is farther ahead than backfill looks (bf_window, a day) holds nothing either, and long jobs
+go around it for ever: the window must reach as far as the longest time limit.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional
+from math import ceil
+from typing import Dict, Iterable, Mapping, Optional
 
 from slurm_gpumem.site.slurm_conf import value_of, words_of
 from slurm_gpumem.slurm.queue import seconds_of
 
 WORD = "bf_min_prio_reserve"
+WINDOW = "bf_window"
+_WINDOW_MIN, _LONGEST_WINDOW_MIN = 1440, 43_200
+"""Slurm's default, and the most that it takes."""
+_BEYOND_MIN = 60
+"""With a window of just the longest limit, the end of a job that has just started was out of sight."""
 PATIENCE_S = 3600
 """How long others may go around a job. `python -m lab.score.loads` prints what other times do."""
 _AGE_WEIGHT = 100_000
@@ -30,10 +39,38 @@ def has_patience(running: Mapping[str, str]) -> bool:
     return any(word.startswith(f"{WORD}=") for word in words_of(running, "SchedulerParameters"))
 
 
-def flow_settings(running: Mapping[str, str]) -> Dict[str, str]:
-    """What slurm.conf must say; nothing where it is said, or where priorities are more than age."""
-    backfill = value_of(running, "SchedulerType") in (None, "sched/backfill")
-    if has_patience(running) or not backfill or not _age_decides(running):
+def window_for(running: Mapping[str, str], partitions: Iterable[Mapping[str, str]]) -> Optional[int]:
+    """Minutes that backfill must look ahead for the longest job there; None where it does."""
+    longest = max((seconds_of(part.get("MaxTime", "")) or 0.0 for part in partitions), default=0.0)
+    set_to = [
+        word[len(WINDOW) + 1 :] for word in words_of(running, "SchedulerParameters") if _is_window(word)
+    ]
+    window = int(set_to[-1]) if set_to and set_to[-1].isdigit() else _WINDOW_MIN
+    minutes = ceil(longest / 60)
+    needed = min(minutes + _BEYOND_MIN, _LONGEST_WINDOW_MIN)
+    return needed if minutes >= window and needed > window else None
+
+
+def flow_settings(running: Mapping[str, str], partitions: Iterable[Mapping[str, str]] = ()) -> Dict[str, str]:
+    """What slurm.conf must say for small shares to flow around large ones, and these not to starve."""
+    if value_of(running, "SchedulerType") not in (None, "sched/backfill"):
+        return {}
+    wanted = _patience(running)
+    window = window_for(running, partitions)
+    if window:
+        words = words_of(wanted or running, "SchedulerParameters")
+        words = [word for word in words if not _is_window(word)]
+        wanted["SchedulerParameters"] = ",".join([*words, f"{WINDOW}={window}"])
+    return wanted
+
+
+def _is_window(word: str) -> bool:
+    return word.startswith(f"{WINDOW}=")
+
+
+def _patience(running: Mapping[str, str]) -> Dict[str, str]:
+    """Nothing where it is said, or where priorities are more than age."""
+    if has_patience(running) or not _age_decides(running):
         return {}
     wanted: Dict[str, str] = {}
     if value_of(running, "PriorityType") != "priority/multifactor":

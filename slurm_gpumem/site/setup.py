@@ -287,7 +287,7 @@ def _slurm_conf(
     for name in level:
         wanted.setdefault(name, {}).update(LEAST_LOADED)
     if snapshot:
-        flow = flow_settings(running)
+        flow = flow_settings(running, partitions)
         # It counts for the whole cluster, so it is in the diff only where all of it is shared.
         if flow and set(gres).issuperset(node["NodeName"] for node in known):
             settings.update(flow)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec
 from tests.recovery.conftest import OOM_LINE, Site, hurried, make_site, needs_root
+from tests.support.slurm_jobs import submit
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
@@ -44,6 +47,53 @@ def preempted(site: Site) -> Dict[str, str]:
     urgent = site.submit("true", "-p", "urgent", gres="shard:40", comment="")
     site.ended(urgent, "COMPLETED")
     return jobs
+
+
+USER_SIGNAL = "SlurmctldParameters=preempt_send_user_signal"
+"""From 23.02 on: PreemptParameters=send_user_signal."""
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "lines", "asked", "told", "comes_back"),
+    [
+        (0, (), (), "TERM", True),
+        (8, (), (), "TERM", True),
+        (8, (USER_SIGNAL,), ("--signal=B:USR1@30",), "USR1", False),
+    ],
+)
+def test_what_a_batch_script_sees_of_preemption(
+    make_cluster: Callable[..., Cluster],
+    state_folder: Path,
+    grace_s: int,
+    lines: Tuple[str, ...],
+    asked: Tuple[str, ...],
+    told: str,
+    comes_back: bool,
+) -> None:
+    """A script that ends when it is told to comes back, except in its grace time, in which it is told nothing
+    unless it asked for a signal."""
+    state_folder.chmod(0o777)
+    conf = (
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "PartitionName=urgent Nodes=n1 PriorityTier=10 DefMemPerCPU=100 State=UP",
+        f"PartitionName=low Nodes=n1 PriorityTier=1 GraceTime={grace_s} DefMemPerCPU=100 State=UP",
+    )
+    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), cred_expire_s=5, extra_conf=(*conf, *lines))
+    log = state_folder / "log"
+    script = (
+        f"echo run >> {log}; {FIRST_RUN} for name in USR1 TERM; do "
+        f'trap "echo $name >> {log}; exit 0" $name; done; while :; do sleep 0.1; done'
+    )
+    whole = ("--gres=gpu:1", "--mem=64")
+    job = submit(cluster, *whole, "--partition=low", "--requeue", *asked, command=script)
+    until(log.exists)
+    urgent = submit(cluster, *whole, "--partition=urgent", command="true")
+    wait_for_job(cluster, urgent, timeout_s=120)
+    ended = wait_for_job(cluster, job, ("COMPLETED",), timeout_s=120)
+    first, signalled, *again = log.read_text().splitlines()
+    assert (first, signalled, bool(again)) == ("run", told, comes_back)
+    assert ended["Restarts"] == ("1" if comes_back else "0")
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -166,6 +166,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "no-time-limit",
         "DefaultTime=",
     ),
+    "jobs that last longer than backfill looks ahead": (
+        replace(HEALTHY, partitions=({**PARTITION, "MaxTime": "7-00:00:00"},)),
+        Severity.NOTE,
+        "backfill-window",
+        "bf_window=10140",
+    ),
     "small shares that wait behind a large one": (
         config(SchedulerParameters="bf_continue"),
         Severity.NOTE,

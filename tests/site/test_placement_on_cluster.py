@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
@@ -140,6 +140,88 @@ def test_small_shares_go_around_a_large_one_until_it_has_waited_long_enough(make
     cluster.run(["scancel", half, small], check=True)
     until(lambda: states(cluster).get(large) == "RUNNING")
     assert states(cluster)[late] == "PENDING"
+
+
+@pytest.mark.parametrize(("window", "overtaken"), [(2880, True), (2940, False)])
+def test_long_jobs_go_around_a_large_one_that_must_wait_for_longer_than_backfill_looks_ahead(
+    make_cluster: Any, window: int, overtaken: bool
+) -> None:
+    words = f"SchedulerParameters=batch_sched_delay=0,bf_interval=2,bf_window={window}"
+    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=(words,))
+    half = submit(cluster, "--gres=shard:20", "--mem=64", "--time=2-0", command="sleep 600")
+    gpus_of(cluster, [half])
+    large = submit(cluster, "--gres=shard:40", "--mem=64", "--time=30", command="sleep 600")
+    long = submit(cluster, *SMALL, "--time=2-0", command="sleep 600")
+    # The last to be looked at: it ends in time in any case.
+    short = submit(cluster, *SMALL, "--time=5", command="sleep 600")
+    until(lambda: states(cluster).get(short) == "RUNNING")
+    assert [states(cluster)[job] for job in (large, long)] == [
+        "PENDING",
+        "RUNNING" if overtaken else "PENDING",
+    ]
+
+
+@pytest.mark.parametrize(("depth", "starts"), [(500, True), (10, False)])
+def test_backfill_looks_at_so_many_jobs_of_the_queue(make_cluster: Any, depth: int, starts: bool) -> None:
+    cluster, small = _small_behind_large(make_cluster, f"bf_max_job_test={depth}")
+    if starts:
+        until(lambda: states(cluster).get(small) == "RUNNING")
+    else:
+        enough = _backfill_passes(cluster) + 3
+        until(lambda: _backfill_passes(cluster) >= enough)
+        assert states(cluster)[small] == "PENDING"
+
+
+@pytest.mark.parametrize(("word", "starts"), [("bf_continue,", True), ("", False)])
+def test_backfill_that_is_interrupted_all_the_time_gets_on_with_bf_continue(
+    make_cluster: Any, word: str, starts: bool
+) -> None:
+    # It pauses after every job, and each time there is a new one.
+    words = f"{word}bf_yield_interval=1,bf_yield_sleep=300000,bf_max_time=60"
+    cluster, small = _small_behind_large(make_cluster, words)
+    first = _backfill_passes(cluster)
+
+    def decided() -> bool:
+        submit(cluster, "--mem=64", "--time=5", command="true")
+        running = states(cluster).get(small) == "RUNNING"
+        return running or (not starts and _backfill_passes(cluster) >= first + 5)
+
+    until(decided)
+    assert states(cluster)[small] == ("RUNNING" if starts else "PENDING")
+
+
+def _small_behind_large(make_cluster: Any, words: str) -> Tuple[Cluster, str]:
+    """A small share that would fit at once, behind 20 that do not."""
+    line = f"SchedulerParameters=batch_sched_delay=0,bf_interval=2,{words}"
+    cluster: Cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=(line,))
+    half = submit(cluster, "--gres=shard:20", "--mem=64", "--time=30", command="sleep 600")
+    gpus_of(cluster, [half])
+    for shards in range(21, 41):
+        submit(cluster, f"--gres=shard:{shards}", "--mem=64", "--time=30", command="sleep 600")
+    return cluster, submit(cluster, *SMALL, "--time=5", command="sleep 600")
+
+
+def _backfill_passes(cluster: Cluster) -> int:
+    shown = cluster.run(["sdiag"], check=True).stdout.partition("Backfilling stats")[2]
+    return int(shown.partition("Total cycles:")[2].split()[0])
+
+
+@pytest.mark.parametrize("by_age", [False, True])
+def test_a_requeued_job_keeps_its_place_unless_priority_is_age(make_cluster: Any, by_age: bool) -> None:
+    flow = flow_settings({}) if by_age else {}
+    lines = tuple(f"{key}={value}" for key, value in flow.items())
+    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines, cred_expire_s=5)
+    whole = ("--gres=gpu:1", "--mem=64", "--requeue")
+    first = submit(cluster, *whole, command="sleep 600")
+    until(lambda: states(cluster).get(first) == "RUNNING")
+    later = [submit(cluster, *whole, command="sleep 600") for _ in range(2)]
+    cluster.run(["scontrol", "requeue", first], check=True)
+    until(lambda: states(cluster).get(later[0]) == "RUNNING")
+    # It may start again: the time after a requeue is over.
+    until(lambda: _reason(cluster, first) in ("Resources", "Priority"))
+    cluster.run(["scancel", later[0]], check=True)
+    until(lambda: "RUNNING" in (states(cluster).get(first), states(cluster).get(later[1])))
+    assert states(cluster)[later[1] if by_age else first] == "RUNNING"
 
 
 def test_shares_meet_on_no_gpu_of_a_partition_with_lln_while_another_is_idle(make_cluster: Any) -> None:

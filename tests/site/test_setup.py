@@ -427,6 +427,25 @@ def test_priorities_that_a_site_has_chosen_stay(config: Dict[str, str], wanted: 
     assert flow_settings({"PriorityType": "priority/multifactor", **config}) == wanted
 
 
+@pytest.mark.parametrize(
+    ("words", "longest", "wanted"),
+    [
+        ("bf_continue", "3-00:00:00", f"bf_continue,{WORD}=595,bf_window=4380"),
+        (f"bf_window=2880,{WORD}=7", "2-00:00:00", f"{WORD}=7,bf_window=2940"),
+        (f"bf_window=2940,{WORD}=7", "2-00:00:00", None),
+        (f"{WORD}=7", "12:00:00", None),
+        (f"{WORD}=7", "UNLIMITED", None),
+        (f"{WORD}=7", "365-00:00:00", f"{WORD}=7,bf_window=43200"),
+        (f"{WORD}=7,bf_window=43200", "365-00:00:00", None),
+    ],
+)
+def test_backfill_looks_ahead_as_far_as_the_longest_time_limit(
+    words: str, longest: str, wanted: Optional[str]
+) -> None:
+    found = flow_settings({"SchedulerParameters": words}, [{"MaxTime": "1:00:00"}, {"MaxTime": longest}])
+    assert found.get("SchedulerParameters") == wanted
+
+
 def tables_of(text: str, folder: Path) -> Dict[str, Any]:
     (folder / "gpumem.toml").write_text(text)
     return load_toml(folder / "gpumem.toml")
