@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lab.others.training import as_fake, built, training_of
 from lab.score.trace_rows import trace_row
-from slurm_gpumem.estimators.allocator import FREE, Event, simulate
+from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay
 
@@ -125,7 +125,9 @@ def veritas_est(row: Row) -> Answer:
     weights = [*training.model.parameters(), *training.model.buffers()]
     events: List[Event] = [(("weight", at), tensor.nbytes) for at, tensor in enumerate(weights)]
     events += memory_events(recorded.kineto_results.experimental_event_tree())
-    stats = simulate(events)
+    allocator = CachingAllocator()
+    allocator.replay(events)
+    stats = allocator.stats()
     return {"allocated_bytes": stats.peak_allocated, "reserved_bytes": stats.peak_reserved}
 
 

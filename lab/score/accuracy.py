@@ -223,6 +223,7 @@ class HeldOut:
 
 @lru_cache(maxsize=1)
 def held_out_fits() -> HeldOut:
+    """The one that this process reads."""
     return HeldOut()
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from lab.ground_truth import GroundTruth
 from lab.others.jobs import EACH, chosen_jobs
-from lab.others.score import OTHER_ESTIMATORS, read_rows, table
+from lab.others.score import read_rows, table
+from lab.places import OTHER_ESTIMATORS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator import FREE
 from slurm_gpumem.units import MIB
@@ -65,7 +66,7 @@ def test_weights_that_are_shared_stay_shared_in_fake_tensors() -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
     model[2].weight = model[0].weight
-    fake = training.as_fake(model, FakeTensorMode())
+    fake: Any = training.as_fake(model, FakeTensorMode())
     assert fake[2].weight is fake[0].weight
     assert isinstance(fake[0].weight, torch.nn.Parameter)
     assert all(isinstance(tensor, FakeTensor) for tensor in fake.state_dict().values())
@@ -81,7 +82,10 @@ def test_what_an_operator_frees_before_it_ends_is_left_out() -> None:
     own_end = event("Allocation", 4, 4, alloc_size=-100, ptr=7)
     inner = event("TorchOp", 2, 3, [own])
     operator = event("TorchOp", 1, 5, [inner, out, own_end])
-    later = [event("Allocation", 6, 6, alloc_size=-50, ptr=8), event("Allocation", 7, 7, alloc_size=-9, ptr=1)]
+    later = [
+        event("Allocation", 6, 6, alloc_size=-50, ptr=8),
+        event("Allocation", 7, 7, alloc_size=-9, ptr=1),
+    ]
     found = tools.memory_events([operator, *later])
     assert [size for _, size in found] == [50, FREE]
     assert found[0][0] == found[1][0]
