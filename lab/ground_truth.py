@@ -102,10 +102,15 @@ def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:
     """The process's memory: as the driver counts it, else reserved plus the GPU's context."""
     if run.process_mib is not None:
         return run.process_mib
+    return run.reserved_mib + context_mib(run, summary)
+
+
+def context_mib(run: MeasuredRun, summary: ModelSummary) -> int:
+    """The context of the run's GPU with the libraries that these layers load."""
     kinds = [layer.kind.lower() for layer in summary.layers]
     conv = any("conv" in kind for kind in kinds)
     matmul = any(word in kind for kind in kinds for word in ("linear", "attention", "dense", "lstm", "gru"))
-    return run.reserved_mib + run.gpu.context_for(conv=conv, matmul=matmul)
+    return run.gpu.context_for(conv=conv, matmul=matmul)
 
 
 def part_of(model: str) -> str:

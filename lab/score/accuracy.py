@@ -136,7 +136,7 @@ def _score_runs(
     scores: List[Score] = []
     failures: List[Failure] = []
     parsed: Dict[Tuple[str, str], ModelSummary] = {}
-    held_out = _held_out()
+    held_out = held_out_fits()
     for run in truth.runs:
         texts = truth.texts[run.summary]
         for chosen in _choose(texts, formats):
@@ -182,7 +182,7 @@ def score_stored(truth: GroundTruth, predictions: Predictions) -> List[Score]:
     return scores
 
 
-class _HeldOut:
+class HeldOut:
     """The learned estimators, answering for each model by the fit that never saw it."""
 
     def __init__(self) -> None:
@@ -211,17 +211,20 @@ class _HeldOut:
         if self._traces is None:
             self._traces = load_figures()
         found = self._traces.get(run.key)
-        if found is None:
-            return []
+        return [] if found is None else [self.of_trace(run, found, chosen, real)]
+
+    def of_trace(self, run: MeasuredRun, found: Traced, chosen: str, real: int) -> Score:
+        """A trace's figures with the margin of a fit without the run's family."""
         margin = self._margins(run)[TRACE]
         asked = margin.requests(found.total_mib, run.job.batch_size, found.spread)
         request = ceil(between(asked, margin.coverage)) + found.moved_mib
-        return [Score(run, registry.TRACE, chosen, real, round(found.total_mib) + found.moved_mib, request)]
+        return Score(run, registry.TRACE, chosen, real, round(found.total_mib) + found.moved_mib, request)
 
 
 @lru_cache(maxsize=1)
-def _held_out() -> _HeldOut:
-    return _HeldOut()
+def held_out_fits() -> HeldOut:
+    """The one that this process reads."""
+    return HeldOut()
 
 
 def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:

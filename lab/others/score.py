@@ -1,0 +1,141 @@
+"""The table of estimators over the same measured jobs, from the rows that `lab.others.run` wrote.
+
+python -m lab.others.score [rows.jsonl ...] [--worst N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from lab.command import exit_code
+from lab.ground_truth import GroundTruth, context_mib, open_text
+from lab.others.jobs import chosen_jobs
+from lab.places import OTHER_ESTIMATORS, shown
+from lab.score.accuracy import Score, figures, held_out_fits, quantile, score, worst
+from lab.score.trace_figures import Traced
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.registry import TRACE
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.units import MIB
+
+TEXTS = ("corrected", "structural")
+NAMES = {
+    "trace": "`trace`",
+    "corrected": "`corrected`, a text",
+    "structural": "`structural`, a text",
+    "xmem": "xMem",
+    "veritas-est": "VeritasEst, as described",
+    "fake-tensors": "FakeTensorMode",
+    "mem-tracker": "PyTorch's MemTracker",
+    "accelerate": "`accelerate estimate-memory`",
+}
+HEAD = (
+    "| estimator | jobs | median / P90 | below need | Σ request / Σ need | Σ where 5 % are below | seconds |",
+    "|---|---|---|---|---|---|---|",
+)
+Row = Mapping[str, Any]
+
+
+def read_rows(paths: Sequence[Path]) -> List[Row]:
+    """The rows of these files."""
+    found: List[Row] = []
+    for path in paths:
+        try:
+            with open_text(path) as file:
+                found += [json.loads(line) for line in file]
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: cannot be read: {error}") from None
+    return [row for row in found if "key" in row]
+
+
+def scores_of(rows: Sequence[Row], truth: GroundTruth) -> Dict[str, List[Score]]:
+    """By estimator: ours with margins of fits that saw no such model, the others' numbers as they are."""
+    ours, _ = score(truth, TEXTS)
+    found: Dict[str, List[Score]] = {name: [one for one in ours if one.estimator == name] for name in TEXTS}
+    beside = {one.run.key: (one, _context(one, truth)) for one in ours}
+    for row in rows:
+        if row["key"] in beside and "reserved_bytes" in row:
+            one, context = beside[row["key"]]
+            found.setdefault(row["tool"], []).append(_scored(row, one, context))
+    return found
+
+
+def _context(one: Score, truth: GroundTruth) -> int:
+    return context_mib(one.run, read_summary(truth.texts[one.run.summary][one.format].rstrip("\n") + "\n"))
+
+
+def _scored(row: Row, one: Score, context: int) -> Score:
+    if row["tool"] != TRACE:
+        peak = round(row["reserved_bytes"] / MIB) + context
+        return Score(one.run, row["tool"], one.format, one.real_mib, peak, peak)
+    names = ("key", "allocated_bytes", "reserved_bytes", "fixed_bytes", "context_mib")
+    figures = Traced(
+        model=str(one.run.row["model"]), seconds=row["cpu_seconds"], **{name: row[name] for name in names}
+    )
+    return held_out_fits().of_trace(one.run, figures, one.format, one.real_mib)
+
+
+def table(rows: Sequence[Row], truth: GroundTruth) -> List[str]:
+    """A line for each estimator."""
+    found = scores_of(rows, truth)
+    keys = {run.key for run in truth.runs}
+    asked = [row for row in rows if row["key"] in keys]
+    return [*HEAD, *(_line(name, found.get(name, []), asked) for name in NAMES)]
+
+
+def _line(name: str, scores: Sequence[Score], rows: Sequence[Row]) -> str:
+    if not scores:
+        return f"| {NAMES[name]} | not run | | | | | |"
+    tool = "text" if name in TEXTS else name
+    asked = [row for row in rows if row["tool"] == tool]
+    failed = sum("error" in row for row in asked)
+    seconds = sorted(row["cpu_seconds"] for row in asked if "cpu_seconds" in row)
+    one = figures(scores)
+    return (
+        f"| {NAMES[name]} | {one.count}{f'; {failed} failed' if failed else ''} "
+        f"| {one.median_error * 100:.1f} / {one.p90_error * 100:.1f} % | {one.under_request * 100:.1f} % "
+        f"| {one.capacity:.2f} | {_scaled(scores):.2f} | {quantile(seconds, 0.5):.1f} |"
+    )
+
+
+def _scaled(scores: Sequence[Score]) -> float:
+    """Σ of the peaks times the factor that leaves one in twenty below its need, by Σ of the needs."""
+    factor = quantile(sorted(one.real_mib / one.peak_mib for one in scores), 0.95)
+    return factor * sum(one.peak_mib for one in scores) / sum(one.real_mib for one in scores)
+
+
+def _details(rows: Sequence[Row], found: Mapping[str, Sequence[Score]], count: int) -> List[str]:
+    lines = []
+    for name, scores in found.items():
+        for one in worst(scores, count):
+            lines.append(f"{name}: {one.run.key}: {one.peak_mib} for {one.real_mib} MiB ({one.error:+.1%})")
+    return lines + [f"{row['tool']}: {row['key']}: {row['error']}" for row in rows if "error" in row]
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m lab.others.score", description=__doc__)
+    parser.add_argument(
+        "rows", nargs="*", type=Path, default=[OTHER_ESTIMATORS], help=f"default: {shown(OTHER_ESTIMATORS)}"
+    )
+    parser.add_argument(
+        "--worst", type=int, default=0, metavar="N", help="also failures and the N worst of each"
+    )
+    options = parser.parse_args(argv)
+
+    def body() -> int:
+        rows, truth = read_rows(options.rows), chosen_jobs()
+        print("\n".join(table(rows, truth)))
+        if options.worst:
+            print("\n".join(_details(rows, scores_of(rows, truth), options.worst)))
+        return 0
+
+    return exit_code(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
