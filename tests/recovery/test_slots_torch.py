@@ -1,0 +1,65 @@
+"""PyTorch in time slots on real daemons: the loss goes on where it was."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+from tests.recovery.conftest import Site, needs_root
+
+torch = pytest.importorskip("torch")
+
+pytestmark = [needs_root, pytest.mark.slurm]
+
+STEPS = 60
+PYTHON = "/usr/bin/python3"
+"""Jobs run as a user who may not start the one of the tests."""
+SLOTS = "mine gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue,slot=20"
+PROGRAM = f"""
+import time
+import torch
+from slurm_gpumem.adapters.slots import Slot
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+slot = Slot(model=model, optimizer=optimizer, scheduler=scheduler)
+for step in slot.steps({STEPS}):
+    x = torch.randn(4, 8)
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    print("loss", step, f"{{loss.item():.6f}}", flush=True)
+    time.sleep(0.5)
+"""
+
+
+def losses(text: str) -> List[str]:
+    return [line for line in text.splitlines() if line.startswith("loss ")]
+
+
+def test_losses_and_steps_are_those_of_a_run_without_slots(module_site: Site) -> None:
+    site = module_site
+    path = site.root / "out" / "train.py"
+    path.write_text(PROGRAM)
+    packages = [str(site.root / "python" / "packages"), str(Path(torch.__file__).parents[1])]
+    env: Dict[str, str] = {"PYTHONPATH": ":".join(packages)}
+    argv = ["/usr/sbin/runuser", "-u", "nobody", "--", PYTHON, str(path)]
+    alone = subprocess.run(argv, env=env, check=False, capture_output=True, text=True)
+    if alone.returncode:
+        pytest.skip(f"{PYTHON} of a job's user cannot use the tests' torch: {alone.stderr[-200:]}")
+    job = site.submit(
+        f"export PYTHONPATH={env['PYTHONPATH']}; {PYTHON} {path}",
+        f"--export=ALL,GPUMEM_CHECKPOINTS={site.root}/out/saved",
+        comment=SLOTS,
+    )
+    shown = site.ended(job, "COMPLETED")
+    assert int(shown["RestartCnt"]) >= 1
+    assert losses(site.out(job)) == losses(alone.stdout)
+    assert len(losses(alone.stdout)) == STEPS
