@@ -257,6 +257,10 @@ def close_site(site: Site) -> None:
     site.cluster.stop()
     for pid in samplers_of(site.root / "run"):
         kill(pid)
+    # Jobs that still ran have left the folders of their MPS daemons mounted.
+    mounted = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    for folder in [path for path in mounted if path.startswith(f"{site.root}/")]:
+        subprocess.run(["umount", "--lazy", folder], check=True)
     shutil.rmtree(site.root)
 
 
