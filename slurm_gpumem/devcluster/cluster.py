@@ -305,6 +305,9 @@ def stop_processes(layout: Layout, started: Sequence[Process]) -> List[Process]:
     for program in _STOP_ORDER:
         killed += processes.stop(process for process in started if process.program == program)
         if program == "slurmd":
+            # A child of slurmd that hangs between fork and exec hears no TERM.
+            left = map(processes.identify, processes.working_in(layout.root, program))
+            killed += processes.stop((process for process in left if process is not None), patience_s=0)
             killed += _stop_steps(layout)
             killed += processes.stop(hooks.samplers(layout))
     return killed
