@@ -53,7 +53,7 @@ class PlaceIndex:
         return gpu < len(self._instances)
 
     def has_unsplit(self, count: int) -> bool:
-        """Whether there are so many GPUs for a job that shares none, were they idle."""
+        """Whether there are enough GPUs for a job that shares none, if all were idle."""
         nodes, each = self.nodes_for(count)
         return sum(unsplit >= each for unsplit in self._unsplit) >= nodes
 

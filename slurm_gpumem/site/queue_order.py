@@ -5,7 +5,7 @@ then, however many shares are free. bf_min_prio_reserve is the priority below wh
 nothing. Where priority is age and nothing else, it is a time: what waits for longer gets its turn.
 
 A job whose start is farther ahead than backfill looks (bf_window, a day) holds nothing either, and long jobs
-go around it for ever: the window must reach as far as the longest time limit.
+go around it forever: the window must reach as far as the longest time limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Dict, Iterable, Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.sources.dcgm import FIELDS as ALL_FIELDS
-from slurm_gpumem.node.sources.dcgm import DcgmSource, answering_source, parse_dmon
+from slurm_gpumem.node.sources.dcgm import DcgmSource, DmonReader, Key, Values, answering_source
 from tests.support.waiting import until
 
 FIELDS = {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}
@@ -55,6 +55,12 @@ def printed(version: str, *rows: Sequence[str], fields: Iterable[int] = ALL_FIEL
         return f"{first:<{LEFT[version]}}" + "".join(f"{cell:<{w + 2}}" for cell, w in zip(cut, widths))
 
     return [line("#Entity", titles), line("ID", [""] * len(titles)), *(line(e, v) for e, *v in rows)]
+
+
+def parse_dmon(lines: Iterable[str], fields: Mapping[int, str] = ALL_FIELDS) -> Dict[Key, Values]:
+    """GPU → its last values."""
+    reader = DmonReader(fields)
+    return dict(row for row in map(reader.row, lines) if row is not None)
 
 
 @pytest.mark.parametrize("version", ["2.2", *LEFT])

@@ -45,7 +45,7 @@ print("done", flush=True)
 
 
 def program(site: Site, steps: int, more: str = "pass") -> str:
-    """The line of a batch script that trains so many steps."""
+    """The line of a batch script that trains this many steps."""
     folder = site.root / "out"
     path = folder / f"train-{steps}-{abs(hash(more))}.py"
     path.write_text(PROGRAM.format(steps=steps, more=more))

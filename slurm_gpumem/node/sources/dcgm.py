@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import time
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.gpus import is_instance
@@ -26,8 +26,6 @@ ACTIVITY: Mapping[int, str] = {
     number: field for number, field in FIELDS.items() if field in ("sm_active", "sm_occupancy", "dram_active")
 }
 """What every GPU has that DCGM can profile at all."""
-
-
 _KEPT_ROWS = 600
 
 Key = Union[int, str]
@@ -73,12 +71,6 @@ class DmonReader:
         if len(line) != len(self._header):
             return []
         return [line[start:end].strip() for start, end in zip(starts, [*starts[1:], len(line)])]
-
-
-def parse_dmon(lines: Iterable[str], fields: Mapping[int, str] = FIELDS) -> Dict[Key, Values]:
-    """GPU → its last values."""
-    reader = DmonReader(fields)
-    return dict(row for row in map(reader.row, lines) if row is not None)
 
 
 def _number(name: str, cell: str) -> Optional[float]:

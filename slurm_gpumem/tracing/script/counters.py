@@ -69,9 +69,9 @@ class Measured:
         self.batches = 0
         """In a round, after which all that is counted has grown as in the one before; 0: not known yet."""
 
-    def look(self, loop: Loop, frame: FrameType, *, anew: bool) -> None:
-        """Before each batch; `anew` where batches were left out before it."""
-        if anew:
+    def look(self, loop: Loop, frame: FrameType, *, again: bool) -> None:
+        """Before each batch; `again` where batches were left out before it, so that counting begins again."""
+        if again:
             self._seen.clear()
         if not self.batches:
             self._seen.append(counts(loop.path, frame))

@@ -43,6 +43,16 @@ def install(tracer: Any) -> None:
     to_the_end: Set[int] = set()
     """Data whose last batch was given."""
 
+    not_followed: Set[str] = set()
+
+    def unknown(library: str) -> None:
+        if library not in not_followed:
+            not_followed.add(library)
+            tracer.note(
+                f"this version of {library} counts its steps in another way than those that are known: "
+                "what it does at certain steps, such as evaluations and checkpoints, may not have been seen"
+            )
+
     def following(self: Any) -> Any:
         asking = _asking(sys._getframe(1))
         looping = _loop_of_script(asking)
@@ -63,11 +73,11 @@ def install(tracer: Any) -> None:
         loop = None if looping is None else loops.loop_over(looping)
         counting = None if loop is None else known.setdefault(id(loop.node), _Counting(loop))
         if counting is not None and loop is not None and looping is not None:
-            counting.measured.look(loop, looping, anew=not given or self._gpumem_left_out > 0)
+            counting.measured.look(loop, looping, again=not given or self._gpumem_left_out > 0)
         if given >= least and tracer.fast_forward() and _may_end(asking):
             in_all = _batches(self)
             left = in_all - number
-            trainer = trainers.asking(asking)
+            trainer = trainers.asking(asking, unknown)
             if trainer is not None and not in_all and not trainer.knows_its_end:
                 trainer = None  # nobody knows how long an epoch is
             left_out = max(0, left - 1)

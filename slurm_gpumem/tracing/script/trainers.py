@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from types import CodeType, FrameType
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
 from slurm_gpumem.tracing.blame import is_users
 from slurm_gpumem.tracing.script import counters, script_values
@@ -24,9 +24,9 @@ class Trainer(NamedTuple):
     """One that asks for a batch."""
 
     at: int
-    """Steps that it has taken ..."""
+    """Steps that it has taken."""
     last: int
-    """... of so many."""
+    """The step after which it ends."""
     batches: int
     """In a step."""
     intervals: Set[int]
@@ -72,14 +72,21 @@ class Trainer(NamedTuple):
         return min(found)
 
 
-def asking(frame: Optional[FrameType]) -> Optional[Trainer]:
-    """The trainer whose training, not evaluation, asks for a batch; None where none does."""
+def asking(frame: Optional[FrameType], unknown: Callable[[str], None]) -> Optional[Trainer]:
+    """The trainer whose training, not evaluation, asks for a batch; None where none does.
+
+    `unknown` is told of a library whose version has other names than those that were known here.
+    """
     while frame is not None:
-        module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if module == "transformers.trainer":
-            return _hugging_face(frame) if name in ("get_batch_samples", "_inner_training_loop") else None
-        if module in _LIGHTNING and name == "advance":
-            return _lightning(frame)
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        try:
+            if module == "transformers.trainer":
+                return _hugging_face(frame) if name in ("get_batch_samples", "_inner_training_loop") else None
+            if module in _LIGHTNING and name == "advance":
+                return _lightning(frame)
+        except (AttributeError, KeyError):
+            unknown(module.partition(".")[0])
+            return None
         frame = frame.f_back
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import FrameType, SimpleNamespace
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 
@@ -39,7 +39,7 @@ def _hugging_face(accumulation: int = 1) -> SimpleNamespace:
 def _left_out(frame: FrameType, left: int) -> int:
     from slurm_gpumem.tracing.script import trainers
 
-    trainer = trainers.asking(frame)
+    trainer = trainers.asking(frame, pytest.fail)
     assert trainer is not None
     return trainer.left_out(left)
 
@@ -74,7 +74,7 @@ def test_a_trainer_without_a_last_step_does_not_know_its_end() -> None:
     trainer = _hugging_face()
     for steps, known in ((3000, True), (-1, False)):
         trainer.state.max_steps = steps
-        asking = trainers.asking(_frame("transformers.trainer", "get_batch_samples", trainer))
+        asking = trainers.asking(_frame("transformers.trainer", "get_batch_samples", trainer), pytest.fail)
         assert asking is not None
         assert asking.knows_its_end == known
 
@@ -82,7 +82,10 @@ def test_a_trainer_without_a_last_step_does_not_know_its_end() -> None:
 def test_an_evaluation_of_the_trainer_counts_nothing() -> None:
     from slurm_gpumem.tracing.script import trainers
 
-    assert trainers.asking(_frame("transformers.trainer", "evaluation_loop", _hugging_face())) is None
+    assert (
+        trainers.asking(_frame("transformers.trainer", "evaluation_loop", _hugging_face()), pytest.fail)
+        is None
+    )
 
 
 @pytest.mark.parametrize(("left", "steps"), [(400, 59), (30, 29)])
@@ -113,3 +116,18 @@ def test_lightning_goes_on_to_its_next_validation_or_the_end_of_its_epoch(left: 
     assert (current.ready, total.completed, done.total.completed, fetcher.fetched) == (steps,) * 3 + (
         1 + steps,
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("transformers.trainer", "_inner_training_loop"),
+        ("lightning.pytorch.loops.training_epoch_loop", "advance"),
+    ],
+)
+def test_a_version_with_other_names_is_said_and_not_followed(module: str, name: str) -> None:
+    from slurm_gpumem.tracing.script import trainers
+
+    said: List[str] = []
+    assert trainers.asking(_frame(module, name, SimpleNamespace(state=None)), said.append) is None
+    assert said == [module.partition(".")[0]]
