@@ -82,7 +82,7 @@ class Engine:
                 f"mode mig: the policy {setup.policy.name} gives out no instances; use slurm-pack"
             )
         if (setup.mode == MIG) != bool(setup.mig):
-            raise UsageError("mode mig needs the layouts of its GPUs (--mig), and no other mode has any")
+            raise UsageError("mode mig needs --mig with a layout, like 2x3g+2g+1g; other modes take none")
         self.setup = setup
         self.policy, self.timing = setup.policy, setup.timing
         check_turns(setup)

@@ -29,7 +29,9 @@ def check_turns(setup: Setup) -> None:
             f"{turns.save_s:g} s to save, {turns.restart_s:g} s to begin again"
         )
     if (turns.slot_s or turns.preempt) and not policy.backfill:
-        raise UsageError(f"the policy {policy.name} requeues nothing: slots and preemption belong to slurm…")
+        raise UsageError(
+            f"the policy {policy.name} requeues no jobs; slots and preemption need one like slurm-pack"
+        )
 
 
 def victims_for(engine: Engine, job: SimJob) -> List[Task]:

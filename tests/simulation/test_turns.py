@@ -85,7 +85,7 @@ def test_a_job_takes_as_few_places_as_it_needs_and_none_of_its_own_priority() ->
 def test_slots_that_leave_no_time_to_train_are_refused() -> None:
     with pytest.raises(UsageError, match="leaves no time to train"):
         simulate([job(0)], setup("slurm", turns=Turns(60.0)))
-    with pytest.raises(UsageError, match="requeues nothing"):
+    with pytest.raises(UsageError, match="requeues no jobs"):
         simulate([job(0)], setup("exclusive", turns=TWO_HOURS))
 
 
