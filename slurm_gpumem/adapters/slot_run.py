@@ -80,6 +80,10 @@ class SlotRun:
             write_slot_state(self.folder, self._state._replace(ended=True))
         sys.exit(EXIT_CODE)
 
+    def run_on(self) -> None:
+        """Nothing could be saved: the program goes on, until it is told again."""
+        self._told_at = self._save_at = None
+
     def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
         self._told_at = self._told_at or time.time()
         # Preempted, cancelled or out of time: what follows is Slurm's to say.

@@ -17,8 +17,10 @@ import random
 import shutil
 import sys
 import time
+import warnings
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Optional
 
 import torch
 import torch.distributed as dist
@@ -60,36 +62,49 @@ class Slot:
             return
         due = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
         told, due = agreed(self.step, self._run.told, due)
-        if told or due:
-            self.save()
-        if told:
+        saved = (told or due) and self.save()
+        if told and saved:
             self._run.leave(first=rank() == 0)
+        elif told:
+            self._run.run_on()
 
-    def save(self) -> None:
-        """Write a checkpoint now; all processes of the job do it together."""
+    def save(self) -> bool:
+        """Write a checkpoint now, all processes of the job together; False, with a warning, if that fails."""
         folder = self._run.folder
         if folder is None or self._last == self.step:
-            return
-        began = time.time()
+            return folder is not None
+        began, self._saved_at = time.time(), time.monotonic()
         draft = folder / f".{_PREFIX}{self.step}"
+        for stage in (self._begin, self._write, self._finish):
+            problem = _problem_of(partial(stage, draft, began))
+            if any_of(problem is not None):
+                shutil.rmtree(draft, ignore_errors=True)
+                warnings.warn(f"gpumem: no checkpoint at step {self.step}: {problem}", stacklevel=2)
+                return False
+        self._last = self.step
+        return True
+
+    def _begin(self, draft: Path, began: float) -> None:
         if rank() == 0:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir()
-        barrier()
+
+    def _write(self, draft: Path, began: float) -> None:
         if self._accelerator is not None:
             self._accelerator.save_state(str(draft))
         else:
             _write(draft, {name: part.state_dict() for name, part in self._parts.items()})
-        barrier()
-        if rank() == 0:
-            (draft / _STEP).write_text(json.dumps({"step": self.step}))
-            final = replace_checkpoint(draft)
-            self._run.saved(final, self.step, began)
-            for old in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f".{_PREFIX}*")):
-                if old != final:
-                    shutil.rmtree(old, ignore_errors=True)
-        barrier()
-        self._last, self._saved_at = self.step, time.monotonic()
+
+    def _finish(self, draft: Path, began: float) -> None:
+        if rank() != 0:
+            return
+        (draft / _STEP).write_text(json.dumps({"step": self.step}))
+        final = replace_checkpoint(draft)
+        self._run.saved(final, self.step, began)
+        folder = final.parent
+        for old in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f".{_PREFIX}*")):
+            if old != final:
+                shutil.rmtree(old, ignore_errors=True)
 
     def _restore(self, folder: Path) -> None:
         self.step = self._last = json.loads((folder / _STEP).read_text())["step"]
@@ -119,12 +134,30 @@ def barrier() -> None:
         dist.barrier()
 
 
+def _problem_of(work: Callable[[], None]) -> Optional[Exception]:
+    """What kept it from being done: a disk that is full, as Python and as PyTorch say it."""
+    try:
+        work()
+    except (OSError, RuntimeError) as error:
+        return error
+    return None
+
+
 def agreed(step: int, *said: bool) -> tuple[bool, ...]:
     """What any of the processes says, the same for all of them at the same step."""
     if not _together():
         return said
     if step % _AGREE_EVERY:
         return tuple(False for _ in said)
+    return _most(said)
+
+
+def any_of(said: bool) -> bool:
+    """Whether any of the processes says it; waits for all of them."""
+    return _most((said,))[0] if _together() else said
+
+
+def _most(said: tuple[bool, ...]) -> tuple[bool, ...]:
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     words = torch.tensor([float(word) for word in said], device=device)
     dist.all_reduce(words, op=dist.ReduceOp.MAX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -220,3 +221,18 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
     training = Training(PYTORCH, tmp_path)
     with pytest.warns(UserWarning, match="no checkpoints: .*GPUMEM_CHECKPOINTS names another"):
         assert training.run(0) == 0
+
+
+def test_a_full_disk_at_the_slots_end_costs_no_step_and_no_older_checkpoint(tmp_path: Path) -> None:
+    training = Training(PYTORCH, tmp_path)
+    assert training.run(0, TELL_AT=3) == 75
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, most[1]))
+    try:
+        with pytest.warns(UserWarning, match="gpumem: no checkpoint at step 10"):
+            assert training.run(1, TELL_AT=9) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert training.finished
+    assert training.steps == list(range(20))
+    assert [path.name for path in training.saves.glob("*step-*")] == ["step-4"]
