@@ -12,7 +12,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.utilization.model import TARGETS
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, SIDE, TIMESLICE, TURNS
+from slurm_gpumem.utilization.sets import EQUAL, PER_USER, SHARED, SIDE, TIMESLICE, TURNS
 
 SOLO_FILES = (
     "rows-utilization",
@@ -68,8 +68,8 @@ class SharedSet(NamedTuple):
 
 
 def way_of(one: SharedSet) -> str:
-    """How its jobs shared the GPU, one of `sets.WAYS`; "mps" is a server for all."""
-    return SHARED if one.mode == SIDE else one.mode
+    """How its jobs shared the GPU; "mps" and "shared" are a server for all, without priorities."""
+    return EQUAL if one.mode in (SIDE, SHARED) else one.mode
 
 
 def mode_of(one: SharedSet) -> str:

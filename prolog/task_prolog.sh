@@ -6,13 +6,13 @@ run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
-record='' slot='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
+record='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
 # A script that saves checkpoints can resume if this is more than 1.
 [ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$file" ] && echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
 [ -r "$file" ] &&
     while read -r key one two three four; do
         case $key in
-        mode) mode=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
+        mode) mode=$one ;; priority) priority=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
         record) record=$one ;; slot) slot="$one $two" ;; limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
@@ -30,11 +30,11 @@ if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$
     tasks=1 rest=$SLURM_GTIDS && while [ "$rest" != "${rest#*,}" ]; do rest=${rest#*,} tasks=$((tasks + 1)); done
     [ "$limit_key" = index ] && uuid=0
     [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
+    [ "$priority" = low ] && echo "export CUDA_MPS_CLIENT_PRIORITY=1"
     # Slurm sets this one in every step of a gres/mps job, which asked for memory, not for a part of the SMs.
     [ "$threads$SLURM_SHARDS_ON_NODE" = no ] && echo "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
     [ -r "$here/end_exports.sh" ] && . "$here/end_exports.sh"
     [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
         echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
 fi
-[ -n "$next_task_prolog" ] && exec "$next_task_prolog"
-exit 0
+[ -z "$next_task_prolog" ] || exec "$next_task_prolog"

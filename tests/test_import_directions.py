@@ -22,7 +22,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     "terminal": set(),
     "tracing": {"summaries"},
     "estimators": {"summaries", "formats", "config"},
-    "utilization": {"summaries", "estimators"},
+    "utilization": {"summaries", "estimators", "formats"},
     "accounting": {"config", "formats", "slurm"},
     "submission": {
         "config",

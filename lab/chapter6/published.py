@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
+from lab.score.loads import CHOSEN
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.mig import LAYOUTS, Layout
 from slurm_gpumem.simulation.policies import GB, POLICIES, with_conditions
@@ -17,7 +18,7 @@ GPUS = "4xa100-40gb"
 POWER_LIMIT = 275.0
 """Watts of each GPU in a DGX Station A100, the published machine, as nvidia-smi shows there (an A100 in a
 server may draw 400)."""
-STREAMS, MPS = "timeslice", "mps-shared"
+STREAMS, MPS = "timeslice", "mps"
 """Without MPS the published manager's tasks are processes that take turns; with it they share one server."""
 
 
@@ -93,6 +94,7 @@ HEAVY: Tuple[Experiment, ...] = (
     Experiment("MAGM, GPUMemNet refit, 80 %", 60, _80, "gpumemnet-refit", crashes=1, mj=28.502, total="70 %"),
 )
 """70 % is the length of figure 6.14's curves."""
+_chosen = with_conditions(POLICIES["budget"], slowdown=CHOSEN)
 OURS: Tuple[Experiment, ...] = tuple(
     Experiment(f"{policy}, {estimator}", tasks, POLICIES[policy], estimator)
     for tasks in (90, 60)
@@ -101,9 +103,8 @@ OURS: Tuple[Experiment, ...] = tuple(
         ("slurm-pack", "text"),
         ("slurm-pack", "trace"),
         ("slurm-spread", "trace"),
-        ("budget", "trace"),
     )
-)
+) + tuple(Experiment(f"limit {CHOSEN:g}, trace", tasks, _chosen, "trace", "mps-shared") for tasks in (90, 60))
 """The same traces under Slurm with this project's requests."""
 SPLIT: Tuple[Experiment, ...] = tuple(
     Experiment(f"MIG, {gpus}x{name}", tasks, POLICIES["slurm-pack"], "trace", MIG, mig=(layout,) * gpus)

@@ -19,11 +19,11 @@ from lab.utilization_runs import SharedSet, load_sets, load_solo, way_of
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.power import IDLE, PER_ACTIVE, PER_DRAM, watts
 from slurm_gpumem.simulation.types import Fleet
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
+from slurm_gpumem.utilization.sets import EQUAL, PER_USER, TIMESLICE
 
 HEAVY = 1.2
 """Jobs whose activities alone add up to more than this do not fit beside each other."""
-NAMES = {SHARED: "one MPS server", PER_USER: "a server for each user", TIMESLICE: "time slices"}
+NAMES = {EQUAL: "one MPS server", PER_USER: "a server for each user", TIMESLICE: "time slices"}
 Point = Tuple[float, float, float]
 """SM activity, DRAM activity, watts."""
 

@@ -16,7 +16,7 @@ from slurm_gpumem.utilization.budget import share_for, worst_of
 from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
 
-LIMITS = (1.25, 1.5, 1.99, 2.0, 3.0)
+LIMITS = (1.25, 1.5, 1.99, 2.0, 3.0, 3.5)
 USERS = ((PER_USER, 1), (PER_USER, 2), (PER_USER, 9), (SHARED, 2), (TIMESLICE, 2))
 _FILLS = 600
 _HAIR = 1e-3

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from lab.command import exit_code
-from lab.places import SETS
+from lab.places import MODELS, SETS
 from lab.score.sets import JudgedSet, figure_lines
 from lab.shared_speeds import SetJob, load_from
 from lab.utilization_runs import SharedSet, load_sets, way_of
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.utilization.interference import Interference, load, prepare, rounded
-from slurm_gpumem.utilization.sets import SHARED, SIDE, speeds
+from slurm_gpumem.utilization.interference import FILE, FORMAT, Interference, from_json, prepare, rounded
+from slurm_gpumem.utilization.sets import EQUAL, SIDE, speeds
 
 PREFIX = "check-pairs"
 FROZEN = SETS / "frozen-pairs.json"
@@ -48,7 +48,7 @@ def judged(
         ]
         said = speeds(way_of(one), jobs, model.turns)
         found.setdefault(f"{one.mode}, {several}", []).append(JudgedSet(one, said))
-        if way_of(one) == SHARED:
+        if way_of(one) == EQUAL:
             by_length = JudgedSet(one, speeds_by_length(one, frozen))
             found.setdefault(f"{one.mode}, {several}, by the length of kernels", []).append(by_length)
     return found
@@ -84,7 +84,10 @@ def load_frozen(
     frozen: Dict[str, Any] = json.loads(path.read_text())
     if hashlib.sha256(coefficients.read_bytes()).hexdigest() != frozen["interference"]:
         raise UsageError(f"{coefficients.name} has other coefficients than {path.name} was written for")
-    return frozen, load(coefficients)
+    # Priorities came later, and no pair had them.
+    content = {**json.loads(coefficients.read_text()), "format": FORMAT}
+    later = json.loads((MODELS / FILE).read_text())["priority"]
+    return frozen, from_json({**content, "priority": later}, coefficients.name)
 
 
 def lines(each: bool = False) -> List[str]:

@@ -21,7 +21,7 @@ from lab.places import REHEARSAL
 from lab.shared_speeds import predicted_speeds, usual_load
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import WAYS
+from slurm_gpumem.utilization.sets import EQUAL, SHARED, WAYS
 
 
 class RehearsalJob(NamedTuple):
@@ -67,7 +67,7 @@ def predicted_ends(jobs: Sequence[RehearsalJob], way: str) -> List[float]:
     training: List[int] = []
     while waiting or training:
         loads, users = [jobs[place].load for place in training], [jobs[place].user for place in training]
-        rates = predicted_speeds(way, loads, users)
+        rates = predicted_speeds(EQUAL if way == SHARED else way, loads, users)
         until = min([now + left[place] / rate for place, rate in zip(training, rates)], default=float("inf"))
         until = min(until, jobs[waiting[0]].ready if waiting else float("inf"))
         for place, rate in zip(training, rates):

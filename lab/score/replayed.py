@@ -15,17 +15,23 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.policies import find_policy
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Timing
+from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.interference import JobLoad
 
 DOCS = Path(__file__).parents[1] / "docs"
+ONE = "one server"
 RUNS = {
-    "rehearsal/shared": "mps-shared",
+    "rehearsal/shared": ONE,
     "rehearsal/per-user": "mps",
     "rehearsal/timeslice": "timeslice",
-    "rehearsal-limit/limit-shared": "mps-shared",
-    "rehearsal-limit/limit-shared-long": "mps-shared",
+    "rehearsal-limit/limit-shared": ONE,
+    "rehearsal-limit/limit-shared-long": ONE,
     "rehearsal-limit/limit-per-user": "mps",
+    "rehearsal-priorities/default": "mps-shared",
+    "rehearsal-minute/default": "mps-shared",
+    "rehearsal-claims/default": "mps-shared",
 }
+"""The first queues at one server had no priorities: as if all jobs were one user's."""
 _GPU = Fleet(nodes=1, gpus_per_node=1, memory_mib=140 * 1024)
 _SLURM_S = 0.7
 """From the end of a job to the first line of the next one's script, in these runs."""
@@ -61,7 +67,11 @@ def played(jobs: Sequence[Row], rates: Dict[str, Row], mode: str) -> Figures:
     """The same queue, simulated; of jobs that the measured run did not end, nothing counts."""
     startup = fmean(job["ready"] - job["began"] for job in jobs if "ready" in job) + _SLURM_S
     trace = [_job(number, job, rates, startup) for number, job in enumerate(jobs)]
-    setup = Setup(_GPU, find_policy("slurm-pack"), "trace", mode, _TIMING, _MORE)
+    if mode == ONE:
+        mode, trace = "mps", [job._replace(user="") for job in trace]
+    # Only in the runs with priorities did small shares go around large ones.
+    timing = _TIMING._replace(reserve_after_s=float(PATIENCE_S)) if mode == "mps-shared" else _TIMING
+    setup = Setup(_GPU, find_policy("slurm-pack"), "trace", mode, timing, _MORE)
     outcome = simulate(trace, setup)
     ended = [number for number, job in enumerate(jobs) if "done" in job]
     ends = [outcome.end[number] for number in ended]
@@ -76,10 +86,11 @@ def _job(number: int, job: Row, rates: Dict[str, Row], startup: float) -> SimJob
     solo, asked = rates[job["kind"]], job["shards"] * 1024
     short = bool(job.get("failed")) or ("began" in job and "ready" not in job)
     active = solo["sm"]
+    steps = job["trained"] if "cancelled" in job else job["steps"]
     return SimJob(
         number=number,
         arrival=0.0,
-        work=startup + job["steps"] / solo["steps_per_s"],
+        work=startup + steps / solo["steps_per_s"],
         gpus=1,
         peak_mib=asked * 6 // 5 if short else asked,
         load=JobLoad(active, 0.3 * active, 0.4 * active, 1 / solo["steps_per_s"]),

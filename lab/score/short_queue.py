@@ -29,7 +29,7 @@ QUEUE: Tuple[Tuple[str, int], ...] = (
 )  # fmt: skip
 """Kind and seconds of training alone: 12 light jobs, 8 medium, 4 heavy."""
 RUNS = ("rehearsal", "rehearsal-limit")
-LIMITS = (1.5, 2.0, 2.5, 3.0, 4.0)
+LIMITS = (1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
 _GPU = Fleet(nodes=1, gpus_per_node=1, memory_mib=140 * 1024)
 _STARTUP_S = 10.0
 

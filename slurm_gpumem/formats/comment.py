@@ -104,9 +104,16 @@ _KEYS = (
     "whole", "said", "slot", "save", "slots",
 )  # fmt: skip
 """The comment's words for the fields of CommentRecord, in their order."""
+_BUSY_PERCENT = 60
 _NOTHING = CommentRecord()
 _NUMBERS = {key: place for place, key in enumerate(_KEYS) if _NOTHING[place] is None}
 _WORDS = {key: place for place, key in enumerate(_KEYS) if _NOTHING[place] == ""}
+
+
+def is_busy(sm_percent: Optional[float]) -> bool:
+    """Whether a job that keeps a GPU this active alone runs with the lower priority at one server for all
+    users: it loses less by waiting than light jobs do. One whose activity nobody knows does not."""
+    return sm_percent is not None and sm_percent >= _BUSY_PERCENT
 
 
 def said_slowdown(text: str) -> Tuple[Optional[float], Optional[float]]:

@@ -41,6 +41,8 @@ class TaskFile(NamedTuple):
     gpus: Tuple[TaskGpu, ...]
     one_log: bool = False
     """Whether Slurm writes its output and its errors to one file; where not known, it does not."""
+    low_priority: bool = False
+    """Whether light jobs at the same server come first."""
     slot: Optional[Tuple[int, int]] = None
     """Unix times of its slot's end and of when to save before it."""
 
@@ -63,6 +65,7 @@ def format_task_file(task: TaskFile) -> str:
         *([] if task.claim_mib is None else [f"claim_mib {task.claim_mib}"]),
         *(["record yes"] if task.record else []),
         *(["one_log yes"] if task.one_log else []),
+        *(["priority low"] if task.low_priority else []),
         *(["slot {} {}".format(*task.slot)] if task.slot else []),
         *(f"gpu {gpu.number} {gpu.uuid} {gpu.pipe} {gpu.memory_mib}" for gpu in task.gpus),
     ]

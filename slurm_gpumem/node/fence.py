@@ -13,6 +13,7 @@ from typing import Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
+from slurm_gpumem.formats.comment import is_busy
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE
 from slurm_gpumem.formats.live import LiveJob, read_live_jobs
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
@@ -223,6 +224,7 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         claim_mib=claimed_mib(config, job),
         record=job.claim is not None,
         one_log=job.one_log,
+        low_priority=job.mode == MPS_SHARED and is_busy(job.claimed.sm),
         slot=slot_of(job),
         gpus=tuple(
             TaskGpu(gpu.listed, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)

@@ -90,8 +90,7 @@ def _may_be_slower(plan: Plan) -> str:
     if worst is None or worst < 1.05:
         return ""
     usual = largest.activity.usual(worst)
-    most = largest.activity.at_most(worst)
-    return f"beside others about {usual:.1f} times as long as alone, at most {most:.1f}"
+    return f"beside others about {usual:.1f} times as long as alone, at most {worst:.1f}"
 
 
 def explain_submission(plan: Plan) -> List[str]:

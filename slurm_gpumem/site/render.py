@@ -34,7 +34,7 @@ max_slowdown = {limit:g}
 # what usual training jobs do. Without this line its memory alone decides, and it slows others down.
 unknown_activity = 0.5
 """
-_LIMITS = ((2.5, "go to idle GPUs first"), (1.5, "fill nodes in order"), (1.15, "fill GPUs in order"))
+_LIMITS = ((3.5, "go to idle GPUs first"), (2.0, "fill nodes in order"), (1.25, "fill GPUs in order"))
 """For one server, with level, spread and packed shares: `python -m lab.score.loads` prints what limits do."""
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")

@@ -8,10 +8,9 @@ from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import Utilization
 
-_DOUBT = 0.5
-_OF_WORST = {"shared": 0.9, "per-user": 0.5, "timeslice": 0.7}
+_OF_WORST = {"shared": 0.7, "per-user": 0.5, "timeslice": 0.7}
 """How much of the most that it may lose the median job on a full GPU loses, by way of sharing (of the
-limits 1.5 to 3, `python -m lab.score.mixes`)."""
+limits 1.5 to 3.5, `python -m lab.score.mixes`)."""
 
 
 class Activity(NamedTuple):
@@ -40,14 +39,6 @@ class Activity(NamedTuple):
     def usual(self, worst: float) -> float:
         """What to expect on a full GPU, where that is the most."""
         return 1 + _OF_WORST.get(self.mode, 1.0) * (worst - 1)
-
-    def at_most(self, worst: float) -> float:
-        """The most to tell its owner: at one server, jobs that leave a GPU idle between short kernels lost up
-        to that much more than predicted (24 jobs of three users on an H200, lab/docs/rehearsal-default)."""
-        if self.mode != "shared":
-            return worst
-        active = self.utilization.sm_active / 100 if self.utilization else 0.0
-        return worst * (1 + _DOUBT * (1 - min(active, 1.0)))
 
 
 def weigh_activity(

@@ -156,7 +156,7 @@ def _said(activity: Optional[Activity], request: Optional[GpuRequest]) -> str:
     if activity is None or request is None or not request.per_gpu:
         return ""
     worst = activity.worst(request.units / request.per_gpu)
-    return "" if worst is None else f"{activity.usual(worst):.2f}+{activity.at_most(worst):.2f}"
+    return "" if worst is None else f"{activity.usual(worst):.2f}+{worst:.2f}"
 
 
 def _described(record: CommentRecord, plan: Plan) -> CommentRecord:

@@ -6,7 +6,8 @@ Jobs side by side (one MPS server): with p the pressure of a job and t the most 
 it still keeps within the slowdown, its share is max(p / S, 1 - t / S), where S is the same number for all
 jobs of a site. Whatever jobs share a GPU then, while their shares add up to 1 at most, the others of a job
 press with at most S · (1 - its share) ≤ t. S only decides how well usual jobs pack; it is the sum of
-pressures that usual jobs tolerate at that slowdown.
+pressures that usual jobs tolerate at that slowdown. A busy job runs with a lower priority, so that its
+others may press harder by a factor: it tolerates that much less. Light jobs only gain by priorities.
 
 Jobs in turns (a server for each user, or none): a job that wants n of the time gets all of it or as much as
 the others get at most. With a limit of λ everybody is to get 1 / λ, so a share is min(n, 1 / λ) / capacity:
@@ -67,7 +68,8 @@ def share_for(job: JobLoad, max_slowdown: float, site_slowdown: float, way: str)
     model = packaged()
     if way == PER_USER:
         max_slowdown, site_slowdown = min(max_slowdown, _MOST_OF_USERS), min(site_slowdown, _MOST_OF_USERS)
-    side = budget(job, max_slowdown, scale(model, site_slowdown, SIDE), model.modes[SIDE])
+    harder = raised(job, model, way)
+    side = budget(job, max_slowdown, scale(model, site_slowdown, way), model.modes[SIDE], harder)
     turns = turns_budget(job, max_slowdown, site_slowdown, model.turns)
     chosen = {SHARED: (side,), TIMESLICE: (turns,)}.get(way, (turns, side))
     found = max(chosen, key=lambda one: one.share)
@@ -101,7 +103,7 @@ def worst_of(job: JobLoad, share: float, site_slowdown: float, way: str) -> floa
     """The same from a job's metrics."""
     model = packaged()
     site_slowdown = min(site_slowdown, _MOST_OF_USERS) if way == PER_USER else site_slowdown
-    beside = scale(model, site_slowdown, SIDE) * max(0.0, 1 - share)
+    beside = scale(model, site_slowdown, way) * max(0.0, 1 - share) * raised(job, model, way)
     side = prepare(job, model.modes[SIDE]).stretch(beside)
     if way == SHARED:
         return side
@@ -112,9 +114,16 @@ def worst_of(job: JobLoad, share: float, site_slowdown: float, way: str) -> floa
     return in_turns if way == TIMESLICE else max(side, in_turns)
 
 
-def budget(job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float]) -> Budget:
-    """The same from a job's metrics, with S given as `total`."""
-    own, tolerated = pressure(job, known), tolerance(job, max_slowdown, known)
+def raised(job: JobLoad, model: Interference, way: str) -> float:
+    """How much harder others press on the job by their priority, at most."""
+    return model.priority.raised if way == SHARED and job.busy else 1.0
+
+
+def budget(
+    job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float], harder: float = 1.0
+) -> Budget:
+    """The same from a job's metrics, with S given as `total`; others press `harder` than on equals."""
+    own, tolerated = pressure(job, known), tolerance(job, max_slowdown, known) / harder
     taken, needed = own / total, 1 - tolerated / total
     share = min(1.0, max(taken, needed, 0.0))
     return Budget(share, own, tolerated, "tolerance" if needed > taken else "pressure")
@@ -135,9 +144,9 @@ def tolerance(job: JobLoad, max_slowdown: float, known: Mapping[str, float]) -> 
     return low
 
 
-def scale(model: Interference, slowdown: float, mode: str) -> float:
+def scale(model: Interference, slowdown: float, way: str) -> float:
     """The S of a site: between the points of the file, and as its ends beyond them."""
-    return interpolated(model.scales[mode], slowdown)
+    return interpolated(model.priority.scale if way == SHARED else model.scales[SIDE], slowdown)
 
 
 def interpolated(points: Sequence[Tuple[float, float]], at: float) -> float:

@@ -8,6 +8,9 @@ that), pressures add up, and what they do to a job depends on the job:
 the maximum rounded off. The first term is the GPU's time shared out; the second the waiting of small kernels
 behind large ones, which hits jobs of many short kernels hardest. Because pressures add up and more of them is
 never better, a bound on their sum is a bound on every job's slowdown: `budget` stands on that.
+
+At one server for all users busy jobs run with a lower priority, so that a light job's kernels do not wait
+behind theirs: busy jobs press less on light ones, and light ones harder on busy ones (`Priority`).
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.types import Utilization
+from slurm_gpumem.formats.comment import is_busy
 
-FORMAT = "gpumem-interference/2"
+FORMAT = "gpumem-interference/3"
 FILE = "interference.json"
 MODES = ("mps", "timeslice")
 TRAITS = ("occupancy", "dram", "log_step")
@@ -55,6 +59,11 @@ class JobLoad(NamedTuple):
     dram: float
     step: float
 
+    @property
+    def busy(self) -> bool:
+        """Whether it runs with the lower priority at one server for all users."""
+        return is_busy(100 * self.active)
+
 
 class Turns(NamedTuple):
     """How the MPS servers of several users take turns."""
@@ -74,6 +83,17 @@ class Turns(NamedTuple):
         return 1 - float((1 - busy) ** (1 / self.need))
 
 
+class Priority(NamedTuple):
+    """What the priorities of jobs at one server do."""
+
+    eased: float
+    """A busy job's pressure on light ones, as a part of what it is among equals."""
+    raised: float
+    """A light job's pressure on busy ones, the same."""
+    scale: Tuple[Tuple[float, float], ...]
+    """In the place of `Interference.scales`."""
+
+
 class Interference(NamedTuple):
     """A checked file: coefficients and the scale of budgets, by mode of sharing."""
 
@@ -81,6 +101,7 @@ class Interference(NamedTuple):
     scales: Mapping[str, Tuple[Tuple[float, float], ...]]
     """(slowdown, total pressure at which typical jobs slow down by it): see `budget`."""
     turns: Turns
+    priority: Priority
     card: Mapping[str, Any]
 
 
@@ -142,6 +163,7 @@ class Prepared(NamedTuple):
     pressure: float
     sensitivity: float
     active: float
+    busy: bool
 
     def stretch(self, others: float) -> float:
         """A step beside neighbours of that pressure over one alone: 1 or more, never less for more of it."""
@@ -152,9 +174,8 @@ class Prepared(NamedTuple):
 def prepare(job: JobLoad, known: Mapping[str, float]) -> Prepared:
     """The job's own numbers in a mode."""
     own, roundness = known["own"] * job.active, known["roundness"]
-    return Prepared(
-        own, rounded(own, roundness), roundness, pressure(job, known), sensitivity(job, known), job.active
-    )
+    alone, presses, suffers = rounded(own, roundness), pressure(job, known), sensitivity(job, known)
+    return Prepared(own, alone, roundness, presses, suffers, job.active, job.busy)
 
 
 def stretch(job: JobLoad, others: float, known: Mapping[str, float]) -> float:
@@ -202,15 +223,24 @@ def from_json(content: Any, where: str) -> Interference:
             if any(known[name] <= 0 for name in POSITIVE):
                 raise ValueError("a coefficient that must be positive is not")
             modes[mode] = known
-            scales[mode] = tuple((_number(slow), _number(total)) for slow, total in part["scale"])
-            if len(scales[mode]) < 2 or any(total <= 0 for _, total in scales[mode]):
-                raise ValueError("the scale of budgets needs two points or more, all positive")
+            scales[mode] = _scale(part["scale"])
         turns = Turns(_number(content["turns"]["need"]), _number(content["turns"]["capacity"]))
         if turns.need <= 0 or not 0 < turns.capacity <= 1:
             raise ValueError("the turns of servers need a positive need and a capacity up to 1")
-        return Interference(modes, scales, turns, dict(content.get("card", {})))
+        part = content["priority"]
+        priority = Priority(_number(part["eased"]), _number(part["raised"]), _scale(part["scale"]))
+        if not 0 < priority.eased <= 1 <= priority.raised:
+            raise ValueError("priorities ease a pressure by a part of 1, and raise one by 1 or more")
+        return Interference(modes, scales, turns, priority, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it again") from None
+
+
+def _scale(points: Any) -> Tuple[Tuple[float, float], ...]:
+    read = tuple((_number(slow), _number(total)) for slow, total in points)
+    if len(read) < 2 or any(total <= 0 for _, total in read):
+        raise ValueError("the scale of budgets needs two points or more, all positive")
+    return read
 
 
 def _number(value: Any) -> float:

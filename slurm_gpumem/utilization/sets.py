@@ -1,9 +1,10 @@
 """How fast each job of a set runs, by the way in which the GPU is shared and by whose jobs they are.
 
-Clients of one MPS server run side by side. The servers of different users take turns: kernels of two users
-never overlap, those of one user do. Without MPS every process takes turns with every other, in the same way:
-what the sets of several users taught predicts the sets without MPS better (0.04 of a job's speed) than
-coefficients that were fitted on these (0.07; `gpumem accuracy --utilization`).
+Clients of one MPS server run side by side, at one server for all users busy ones with a lower priority. The
+servers of different users take turns: kernels of two users never overlap, those of one user do. Without MPS
+every process takes turns with every other, in the same way: what the sets of several users taught predicts
+the sets without MPS better (0.04 of a job's speed) than coefficients that were fitted on these (0.07;
+`gpumem accuracy --utilization`).
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, Hashable, List, Mapping, Optional, Protocol, Sequence
 
-from slurm_gpumem.utilization.interference import JobLoad, Prepared, Turns, packaged, prepare
+from slurm_gpumem.utilization.interference import JobLoad, Prepared, Priority, Turns, packaged, prepare
 
 PER_USER, SHARED, TIMESLICE = "per-user", "shared", "timeslice"
 WAYS = (PER_USER, SHARED, TIMESLICE)
 """A server for each user, one for all users, none."""
+EQUAL = "equal"
+"""One server for all users without priorities: what most measured sets had."""
 SIDE, TURNS = "mps", "timeslice"
 """The coefficients of jobs side by side, and those that bound shares of jobs in turns."""
 
@@ -36,7 +39,7 @@ def prepared(load: JobLoad) -> Prepared:
 
 
 def speeds(way: str, jobs: Sequence[Sharer], turns: Optional[Turns] = None) -> List[float]:
-    """The share of its speed alone that each job keeps; `way` is one of WAYS.
+    """The share of its speed alone that each job keeps; `way` is one of WAYS, or EQUAL.
 
     `turns` of servers are the package's own where none are given.
     """
@@ -44,8 +47,10 @@ def speeds(way: str, jobs: Sequence[Sharer], turns: Optional[Turns] = None) -> L
         return [1.0]
     if way == TIMESLICE:
         return _in_turns(jobs, range(len(jobs)), turns or packaged().turns)
+    if way == SHARED:
+        return _by_priority([job.side for job in jobs], packaged().priority)
     users = [job.user for job in jobs]
-    if way == SHARED or len(set(users)) == 1:
+    if way == EQUAL or len(set(users)) == 1:
         return _together([job.side for job in jobs])
     return _in_turns(jobs, users, turns or packaged().turns)
 
@@ -53,6 +58,13 @@ def speeds(way: str, jobs: Sequence[Sharer], turns: Optional[Turns] = None) -> L
 def _together(jobs: Sequence[Prepared]) -> List[float]:
     total = sum([job.pressure for job in jobs])
     return [_speed(job, total - job.pressure) for job in jobs]
+
+
+def _by_priority(jobs: Sequence[Prepared], priority: Priority) -> List[float]:
+    busy = sum([job.pressure for job in jobs if job.busy])
+    light = sum([job.pressure for job in jobs if not job.busy])
+    on_busy, on_light = busy + priority.raised * light, light + priority.eased * busy
+    return [_speed(job, (on_busy if job.busy else on_light) - job.pressure) for job in jobs]
 
 
 def _in_turns(jobs: Sequence[Sharer], owners: Sequence[Hashable], turns: Turns) -> List[float]:

@@ -40,6 +40,8 @@ MODE = "default"
 SHORT = (3, 8)
 """Jobs that need more than they ask for."""
 MORE_GIB = 6
+OWN_MIB = {"small": 146, "text16": 1314, "conv32": 1530, "conv256": 12470, "text128": 6140}
+"""What PyTorch reserved for each kind on an H200; what else it claims it holds idle."""
 CANCELLED = (("small", 60), ("text16", 60))
 """Ended by scancel some seconds after they have begun to train; submitted behind the first eight."""
 TRAINS_S = 5.0
@@ -77,7 +79,7 @@ def planned(solo: Sequence[Dict[str, Any]], limit: float, scale: float, count: i
         row, memory = rows[kind], MEMORY_GIB[kind]
         rate, active = row["steps_per_s"], row.get("sm") or 0.0
         shards = asked_shards(memory + CONTEXT_GIB, active, 1 / rate, limit, "shared")
-        ballast = (shards + MORE_GIB) * 1024 if short else max(0, memory * 1024 - 8192)
+        ballast = (shards + MORE_GIB) * 1024 if short else max(0, memory * 1024 - OWN_MIB[kind])
         return Planned(name, kind, user, max(3, round(seconds * rate)), shards, ballast, memory, active)
 
     jobs = [
@@ -225,7 +227,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--figures", action="store_true", help="print what the rows in --out say")
-    parser.add_argument("--max-slowdown", type=float, default=2.5)
+    parser.add_argument("--max-slowdown", type=float, default=3.5)
     parser.add_argument("--scale", type=float, default=1.0, help="times the seconds that each job trains")
     parser.add_argument("--jobs", type=int, default=len(QUEUE), help="only the first ones of the queue")
     parser.add_argument("--limit", type=float, default=330.0, help="seconds for the queue")

@@ -9,16 +9,14 @@ from __future__ import annotations
 import statistics
 from math import ceil
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from rehearsal_calm import calm_rate, inside, length, union
 from rehearsal_report import (
     CONTEXT_SHARDS,
     Row,
-    Solo,
     coefficients,
     ideal_s,
-    in_order,
     jobs_in,
     number,
     observations,
@@ -33,7 +31,6 @@ from slurm_gpumem.utilization.interference import JobLoad
 
 MODES = ("limit-shared", "limit-shared-long", "limit-per-user")
 GPU_SHARDS = 139
-LIMITS = (1.25, 1.5, 1.75, 1.99, 2.0, 2.5, 3.0)
 
 
 def asked_shards(memory: int, active: float, step: float, limit: float, way: str) -> int:
@@ -69,9 +66,6 @@ class Limited(NamedTuple):
     saved_as_was: float
     """The same where exclusive jobs start up as slowly as these did."""
     reported: Optional[float]
-    long: Mapping[float, Tuple[float, Sequence[float]]]
-    """Computed, by limit: the same jobs in Slurm's order without start-up, with today's shares; seconds for
-    all, and how many times as long as alone each takes."""
 
 
 def write_limit_report(out: Path, page: Path, others: Path) -> None:
@@ -116,9 +110,6 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
     sm = [row["sm"] for row in mine if row.get("sm") is not None and "t" in row and inside(row["t"], busy)]
     told = next((row["report"] for row in mine if isinstance(row.get("report"), dict)), {})
     extra = coefficients(kinds, seen)
-    long = {
-        other: in_order([_as_today(job, solo, other, way) for job in true], solo, extra) for other in LIMITS
-    }
     return Limited(
         name, limit, len(jobs),
         len(waited), sum("done" not in job and job["job"] not in waited for job in jobs),
@@ -128,13 +119,8 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
         None if summary["energy_j"] is None else summary["energy_j"] / 1000,
         (sum(a * b for a, b in zip(work, watts)) + idle * startup * len(jobs)) / 1000,
         statistics.fmean(sm) if sm else None,
-        1 - length(held) / serial, 1 - length(held) / as_was, told.get("saved"), long,
+        1 - length(held) / serial, 1 - length(held) / as_was, told.get("saved"),
     )  # fmt: skip
-
-
-def _as_today(job: Row, solo: Dict[str, Solo], limit: float, way: str) -> Row:
-    one = solo[job["kind"]]
-    return {**job, "shards": asked_shards(job["shards"], one.sm or 0.0, 1 / one.steps_per_s, limit, way)}
 
 
 def _markdown(rows: Dict[str, List[Row]], found: Sequence[Limited]) -> str:
@@ -180,25 +166,6 @@ def _markdown(rows: Dict[str, List[Row]], found: Sequence[Limited]) -> str:
         line("the same by `gpumem report`, %", lambda one: one.reported and 100 * one.reported),
         "",
         *_notes(rows),
-        "",
-        "## Other limits, and long jobs (computed)",
-        "",
-        "The same queue if jobs train so long that start-up does not count: a job starts when its shards",
-        "are free and none before it waits; shares as asked today, slowed down by the measured coefficients.",
-        "",
-        "| max_slowdown |"
-        + "".join(f" {one.name}: less time, % | median, worst slowdown |" for one in found),
-        "|---|" + "---|---|" * len(found),
-        *(
-            f"| {limit:g} | "
-            + " | ".join(
-                f"{gain(one.long[limit][0], one):.1f} | "
-                f"{statistics.median(one.long[limit][1]):.2f}, {max(one.long[limit][1]):.2f}"
-                for one in found
-            )
-            + " |"
-            for limit in LIMITS
-        ),
     ]
     return "\n".join([*lines, *oom_lines(rows), ""])
 

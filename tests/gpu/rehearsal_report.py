@@ -216,31 +216,6 @@ def _packed_s(
     return now
 
 
-def in_order(
-    jobs: Sequence[Row], solo: Dict[str, Solo], extra: Dict[Tuple[str, str], float]
-) -> Tuple[float, List[float]]:
-    """The time for this work without start-up as Slurm starts it, each when its shards are free and none
-    before it waits; and how many times as long as alone each takes."""
-    waiting, now, room = list(jobs), 0.0, _GPU_SHARDS
-    running: List[Tuple[Row, float, float]] = []
-    slow = []
-    while waiting or running:
-        while waiting and waiting[0]["shards"] <= room:
-            job = waiting.pop(0)
-            room -= job["shards"]
-            running.append((job, _solo_s(job, solo), now))
-        stretches = stretches_of([job for job, _, _ in running], extra)
-        passed = min(left * stretch for (_, left, _), stretch in zip(running, stretches))
-        now += passed
-        after = [(job, left - passed / by, since) for (job, left, since), by in zip(running, stretches)]
-        running = [one for one in after if one[1] > 1e-9]
-        for job, left, since in after:
-            if left <= 1e-9:
-                room += job["shards"]
-                slow.append((now - since) / _solo_s(job, solo))
-    return now, slow
-
-
 def stretches_of(jobs: Sequence[Row], extra: Dict[Tuple[str, str], float]) -> List[float]:
     """How many times as long as alone a step of each takes beside the others."""
     return [1 + sum(extra[job["kind"], other["kind"]] for other in jobs if other is not job) for job in jobs]

@@ -210,6 +210,20 @@ def test_a_percentage_of_the_users_own_stays_in_a_job_with_shards(node: Node) ->
 
 
 @needs_root
+@pytest.mark.parametrize(
+    ("mps", "active", "low"), [("shared", "72", True), ("shared", "59", False), ("per-user", "72", False)]
+)
+def test_at_one_server_for_all_a_busy_job_runs_below_light_ones(
+    node: Node, mps: str, active: str, low: bool
+) -> None:
+    word = f"gpumem/1:est=7000,req=8192,sm={active}"
+    node.with_config(mps=mps).hook("prolog", node.env(7, comment=word))
+    said = _exports(node, SLURM_SHARDS_ON_NODE="8")
+    assert "CUDA_MPS_PIPE_DIRECTORY" in said
+    assert said.get("CUDA_MPS_CLIENT_PRIORITY") == ("1" if low else None)
+
+
+@needs_root
 def test_a_script_is_told_its_attempt(node: Node) -> None:
     node.hook("prolog", node.env(7))
     assert _exports(node, SLURM_RESTART_COUNT="2") == {}

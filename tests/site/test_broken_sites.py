@@ -281,7 +281,7 @@ CASES: Dict[str, Broken] = {
         "critical",
         "hook-older",
         "Prolog runs slurm_gpumem.node.gone",
-        edited(lambda site: site.hooks / "prolog.sh", "slurm_gpumem.node.hook", "slurm_gpumem.node.gone"),
+        edited(lambda site: site.hooks / "hand_over.sh", "slurm_gpumem.node.hook", "slurm_gpumem.node.gone"),
     ),
     "package of another version": Broken(
         "warning",

@@ -26,11 +26,3 @@ def test_a_higher_limit_that_changes_nothing_is_said_to_do_so() -> None:
         assert warning.startswith(f"max-slowdown {own:g} asks for no less than the site's 2")
     assert weigh_activity([busy], 1.5, ["gpu"], policy)[1] == []
     assert weigh_activity([busy], None, ["gpu"], policy)[1] == []
-
-
-def test_the_most_that_is_said_has_room_for_jobs_that_leave_the_gpu_idle() -> None:
-    for way, most in (("shared", 2.8), ("per-user", 2.0)):
-        light = Utilization(20.0, 8.0, 8.0, 0.003, {}, 0.8, launch_bound=True, source="trace", measured=True)
-        found = activity_of(light, 2.0, None, SharingPolicy(node_mps=way))
-        assert found is not None
-        assert abs(found.at_most(2.0) - most) < 1e-9

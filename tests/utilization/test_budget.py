@@ -15,7 +15,6 @@ from slurm_gpumem.utilization.budget import (
     asked_share,
     budget,
     interpolated,
-    scale,
     share_for,
     tolerance,
     worst_slowdown,
@@ -42,7 +41,7 @@ loads = st.builds(
 def test_no_set_that_fits_has_a_job_slower_than_accepted(
     jobs: List[JobLoad], limit: float, mode: str
 ) -> None:
-    known, total = packaged().modes[mode], scale(packaged(), limit, mode)
+    known, total = packaged().modes[mode], interpolated(packaged().scales[mode], limit)
     left, beside = 1.0, []
     for job in jobs:
         share = budget(job, limit, total, known).share

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.fit.priority import LOW, ROWS, error, measured
 from lab.score.sets import figures, judge_sets, load_left_out
 from lab.shared_speeds import load_from, predicted_speeds
 from lab.utilization_runs import load_sets, way_of
-from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS
+from slurm_gpumem.utilization.interference import JobLoad, packaged
+from slurm_gpumem.utilization.sets import EQUAL, PER_USER, SHARED, SIDE, TIMESLICE, WAYS
 
 HEAVY = JobLoad(0.92, 0.35, 0.4, 0.08)
 LIGHT = JobLoad(0.25, 0.1, 0.1, 0.02)
@@ -25,7 +26,24 @@ def test_a_job_alone_keeps_its_speed(way: str) -> None:
 
 def test_one_users_jobs_overlap_under_its_own_server_as_under_one_for_all() -> None:
     jobs = [HEAVY, HEAVY, LIGHT]
-    assert predicted_speeds(PER_USER, jobs, ["a"] * 3) == predicted_speeds(SHARED, jobs, ["a", "b", "a"])
+    assert predicted_speeds(PER_USER, jobs, ["a"] * 3) == predicted_speeds(EQUAL, jobs, ["a", "b", "a"])
+
+
+def test_priorities_speed_up_a_light_job_beside_busy_ones_and_cost_these() -> None:
+    jobs, users = [HEAVY, HEAVY, LIGHT], ["a", "b", "c"]
+    *busy, light = predicted_speeds(SHARED, jobs, users)
+    *before, slowed = predicted_speeds(EQUAL, jobs, users)
+    assert light > slowed
+    assert all(now < then for now, then in zip(busy, before))
+    for equals in ([HEAVY] * 3, [LIGHT] * 3):
+        assert predicted_speeds(SHARED, equals, users) == predicted_speeds(EQUAL, equals, users)
+
+
+def test_measured_sets_with_priorities_are_predicted_within_a_sixth() -> None:
+    known = packaged()
+    sets = [one for one in measured(ROWS, known.modes[SIDE]) if one.way in LOW]
+    assert len(sets) == 20
+    assert error(sets, known.priority.eased, known.priority.raised) < 0.16
 
 
 def test_two_users_with_servers_of_their_own_take_turns() -> None:
@@ -71,4 +89,4 @@ def test_sets_that_were_measured_in_both_ways_are_ranked_as_measured() -> None:
     assert len(both) >= 10
     for found in both:
         for measured_or_said in (0, 1):
-            assert found[SHARED][measured_or_said] > found[PER_USER][measured_or_said]
+            assert found[EQUAL][measured_or_said] > found[PER_USER][measured_or_said]
