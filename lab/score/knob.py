@@ -1,4 +1,4 @@
-"""What `sharing.max_slowdown` buys: `python -m lab.score.knob --svg docs/sharing.svg`.
+"""What `sharing.max_slowdown` buys: `python -m lab.score.knob --svg lab/docs/sharing.svg`.
 
 For some values of the knob: the measured sets whose shares fit one GPU, with the speeds that were measured;
 and GPUs filled with measured jobs in random order as Slurm would, with the speeds that are predicted.

@@ -38,7 +38,7 @@ def test_others_that_go_around_a_job_are_told_with_the_longest_wait() -> None:
 
 
 def test_the_page_shows_what_live_load_gives() -> None:
-    page = (ROOT / "docs" / "sharing.md").read_text(encoding="utf-8")
+    page = (ROOT / "lab" / "docs" / "sharing.md").read_text(encoding="utf-8")
     screens = [part for part in read_page(page) if isinstance(part, Screen)]
     (shown,) = (one for one in screens if "lab.score.live_load" in one.steps[0].command)
     assert [trimmed(output) for _, output in run_page([shown])] == [trimmed(shown.steps[0].shown)]
