@@ -215,7 +215,10 @@ def test_keys_of_the_users_login_stay() -> None:
     clear = f"{begin}print(call({control}, 10, -4, {key}, 0) > 0, call({control}, 7, -4))"
     user = "setpriv --reuid=54321 --regid=54321 --clear-groups /usr/bin/python3 -c"
     # A process of the user's keeps their keys.
-    more = f'setpriv --reuid=54321 sleep 100 & echo $! > /dev/shm/layout-keys; {user} "{put}"'
+    keeper = (
+        "setpriv --reuid=54321 sleep 100 > /dev/null 2>&1"  # holds no pipe that somebody reads to its end
+    )
+    more = f'{keeper} & echo $! > /dev/shm/layout-keys; {user} "{put}"'
     site = replace(LOCAL, cleanup="kill $(cat /dev/shm/layout-keys); rm /dev/shm/layout-keys")
     found = run_in(site, in_python(clear), more, seen=f'{user} "{find}"')
     assert found["seen_before"].strip() == "True"
