@@ -21,11 +21,19 @@ esac
 # Slurm gives the name of a log for errors where the job has asked for one; the task epilog is given neither name.
 one_log=no
 [ -n "$SLURM_JOB_STDOUT" ] && [ "${SLURM_JOB_STDERR:-$SLURM_JOB_STDOUT}" = "$SLURM_JOB_STDOUT" ] && one_log=yes
+# What lies there is of an earlier run, whose epilog nobody served.
+task_file=$run_dir/jobs/$SLURM_JOB_ID.task
+[ -e "$task_file" ] && /bin/rm -f "$task_file"
 # shellcheck source=prolog/hand_over.sh
 [ -r "$here/hand_over.sh" ] && . "$here/hand_over.sh" && hand_over prolog \
     SLURM_CONF="$SLURM_CONF" SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_UID="$SLURM_JOB_UID" \
     SLURM_JOB_USER="$SLURM_JOB_USER" SLURM_JOB_GPUS="$SLURM_JOB_GPUS" CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES" \
     SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" SLURMD_NODENAME="$SLURMD_NODENAME" \
     SLURM_CLUSTER_NAME="$SLURM_CLUSTER_NAME" SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" \
-    SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_SLUID="$SLURM_JOB_SLUID" ONE_LOG="$one_log"
+    SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_SLUID="$SLURM_JOB_SLUID" ONE_LOG="$one_log" && leave
+# Nobody has served it yet, and the job starts now: its program still has to learn where to save. The sampler tells it
+# when its slot ends. Whoever is still at it may write the whole file at any time: that one stays.
+case " $SLURM_JOB_COMMENT" in
+*" gpumem/1:"*) (umask 022 && /bin/mkdir -p "$run_dir/jobs" && set -C && echo record yes >"$task_file") 2>/dev/null ;;
+esac
 leave

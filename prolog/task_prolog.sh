@@ -4,7 +4,6 @@
 # Slurm obeys each "export KEY=VALUE" and "unset KEY" that is printed. Any exit code but 0 would fail the job.
 run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
-
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
 record='' slot='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
 # A script that saves checkpoints can resume if this is more than 1.
@@ -17,8 +16,9 @@ record='' slot='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
     done <"$file"
-# Where a program saves, by when, and what it goes on from (gpumem docs slots); task_epilog.sh looks there, too.
-saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID
+# Where a program saves, by when, and what it goes on from (gpumem docs slots), also where Slurm ran no Prolog for this run.
+saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID # task_epilog.sh looks there, too
+[ -n "$SLURM_RESTART_COUNT" ] && [ -e "$saves/state.json" ] && record=yes
 [ "$record" = yes ] && echo "export GPUMEM_SLOT_DIR=$saves" && [ -e "$saves/latest" ] &&
     printf 'export %s\n' GPUMEM_RESUME=1 "GPUMEM_RESUME_FILE=$(/bin/readlink -f "$saves/latest")"
 [ -n "$slot" ] && printf 'export %s\n' "GPUMEM_SLOT_END=${slot% *}" "GPUMEM_SAVE_AT=${slot#* }"

@@ -7,20 +7,23 @@ for PyTorch, accelerate, Lightning and Hugging Face's Trainer have in common; it
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 import warnings
 from math import ceil
 from pathlib import Path
 from types import FrameType
-from typing import Mapping, NoReturn, Optional, Union
+from typing import Callable, Mapping, NoReturn, Optional, Union
 
 from slurm_gpumem.files import remove
 from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, LATEST, SlotState, write_slot_state
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: the program has not failed, it wants to be run again."""
+_ASK_EVERY_S, _ANSWER_S = 2.0, 10.0
 
 
 def resume_file(env: Mapping[str, str] = os.environ) -> Optional[str]:
@@ -35,11 +38,10 @@ class SlotRun:
         folder, save_at = env.get(FOLDER_VARIABLE), env.get("GPUMEM_SAVE_AT")
         self.folder = _made(Path(folder)) if folder else None
         """None outside of our jobs: then nothing is saved."""
-        self._has_slot = bool(env.get("GPUMEM_SLOT_END"))
         self._save_at = float(save_at) if save_at else None
         self._state = SlotState(int(env.get("SLURM_RESTART_COUNT") or 0))
         self._told_at: Optional[float] = None
-        self._ended = False
+        self._ended_by_slurm = False
         if self.folder is not None:
             self.listen()
 
@@ -74,9 +76,15 @@ class SlotRun:
         self._state = self._state._replace(step=step, save_s=max(took, self._state.save_s))
         write_slot_state(self.folder, self._state)
 
-    def leave(self, *, first: bool = True) -> NoReturn:
-        """End the program: for its slot, or since Slurm ends it anyway. `first` is the process that saved."""
-        if first and self.folder is not None and self._has_slot and not self._ended:
+    def leave(self, *, first: bool = True, meet: Callable[[], None] = lambda: None) -> NoReturn:
+        """End the program: for its slot, or since Slurm ends it anyway.
+
+        `first` is the process that saved; `meet` waits until all processes of the program are here.
+        """
+        while first and _in_grace_time(os.environ):
+            time.sleep(_ASK_EVERY_S)
+        meet()
+        if first and self.folder is not None and not self._ended_by_slurm:
             write_slot_state(self.folder, self._state._replace(ended=True))
         sys.exit(EXIT_CODE)
 
@@ -87,7 +95,21 @@ class SlotRun:
     def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
         self._told_at = self._told_at or time.time()
         # Preempted, cancelled or out of time: what follows is Slurm's to say.
-        self._ended = self._ended or number == signal.SIGTERM
+        self._ended_by_slurm = self._ended_by_slurm or number == signal.SIGTERM
+
+
+def _in_grace_time(env: Mapping[str, str]) -> bool:
+    """Whether the job is being preempted and still runs: Slurm brings it back only if it ends it itself."""
+    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array else env.get("SLURM_JOB_ID")
+    if not job:
+        return False
+    try:
+        command = ["scontrol", "show", "job", job]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return "JobState=RUNNING" in shown and re.search(r"\bPreemptTime=[0-9]", shown) is not None
 
 
 def _made(folder: Path) -> Optional[Path]:

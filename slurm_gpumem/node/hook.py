@@ -19,6 +19,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
+from slurm_gpumem.files import remove
 from slurm_gpumem.formats.comment import CommentRecord, parse_end, parse_record
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent, JobRecord
 from slurm_gpumem.formats.live import read_live_jobs
@@ -120,6 +121,8 @@ def epilog(
         job = note_late(folder, config, gave_up)
         forget(gave_up.file)
     if job is None:
+        if late_at is None:
+            remove(folder.task_file(job_id))  # of a prolog that gave up
         return False
     if late_at is not None and job.started > late_at:
         return True  # the prolog of this later run has closed the record of the run before

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.node import jobs
+from slurm_gpumem.node import hook, jobs
 from tests.node.conftest import REPOSITORY, USER, Node, needs_root
 from tests.support.timing import slowness
 from tests.support.waiting import until
@@ -349,12 +349,47 @@ def test_a_job_whose_prolog_gave_up_is_noted_as_unfenced_by_the_next_look_of_a_s
     os.kill(sampler, signal.SIGSTOP)
     try:
         assert node.hook("prolog", node.env(7)).returncode == 0
+        assert _exports(node) == {}, "where to save does not depend on it"
     finally:
         os.kill(sampler, signal.SIGCONT)
     job = until(lambda: jobs.get(node.folder, 7))
     assert job.mode == "unfenced"
     assert job.notes == ("not fenced: its prolog gave up before it was served",)
     until(lambda: not list(node.folder.inbox.glob("prolog.7.*")))
+
+
+@needs_root
+def test_a_prolog_that_gives_up_replaces_what_an_earlier_run_was_told_and_its_epilog_removes_it(
+    node: Node,
+) -> None:
+    node.folder.make()
+    node.folder.task_file(7).write_text("record yes\nslot 8200 8100\n")
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write("python=/bin/false\n")
+    node.hook("prolog", node.env(7))
+    assert _exports(node) == {}
+    node.hook("prolog", node.env(8, comment=""))
+    assert not node.folder.task_file(8).exists()
+    hook.epilog(node.folder, node.config, {**node.env(7), "SLURM_JOB_GPUS": ""})
+    assert not node.folder.task_file(7).exists()
+
+
+@needs_root
+def test_a_requeued_job_goes_on_from_its_checkpoint_though_slurm_ran_no_prolog(
+    node: Node, tmp_path: Path
+) -> None:
+    saves = tmp_path / "7"
+    saves.mkdir()
+    (saves / "state.json").write_text("{}")
+    (saves / "latest").symlink_to(saves / "state.json")
+    given = {**node.env(7), "GPUMEM_CHECKPOINTS": str(tmp_path)}
+    assert node.hook("task_prolog", given).stdout == ""
+    told = node.hook("task_prolog", {**given, "SLURM_RESTART_COUNT": "1"}).stdout
+    assert told.splitlines() == [
+        f"export GPUMEM_SLOT_DIR={saves}",
+        "export GPUMEM_RESUME=1",
+        f"export GPUMEM_RESUME_FILE={saves}/state.json",
+    ]
 
 
 @needs_root
