@@ -90,15 +90,17 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
 
 
 def note_late(folder: RunFolder, config: NodeConfig, request: Request) -> Optional[NodeJob]:
-    """Note a job whose prolog gave up; its tasks were told nothing, so it is not fenced."""
+    """Note a job whose prolog gave up; its tasks were told when to save and no more, so it is not fenced."""
     job = job_from(config, request.env, _gpus(config, request.env))
     if job is None:
         return None
+    folder.make()
     before = jobs.get(folder, job.job_id)
     if before is not None and before.restarts >= job.restarts:
         return before
     _finish_earlier_run(folder, config, job, request.env.get("SLURMD_NODENAME", ""))
-    job = _unfenced(replace(job, started=round(request.at, 3)), "its prolog gave up before it was served")
+    # In whole seconds, as the shell counts a slot from here.
+    job = _unfenced(replace(job, started=float(int(request.at))), "its prolog gave up before it was served")
     jobs.put(folder, job)
     log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
     return job

@@ -64,19 +64,14 @@ def tell(job: NodeJob, here: Mapping[int, NodeJob]) -> int:
     owners = Owners()
     sluids = {other.sluid: other.job_id for other in here.values() if other.sluid}
     uids = {other.job_id: other.uid for other in here.values()}
+    end, _ = slot_of(job) or (None, None)
     told = 0
     for one in _catching(job.uid):
-        if _of_this_run(job, one.pid) and owners.job_of(one.pid, sluids, uids) == job.job_id:
+        # What an earlier run of the job has left behind has another slot's end in its environment.
+        its_end = processes.environment(one.pid).get("GPUMEM_SLOT_END", str(end))
+        if its_end == str(end) and owners.job_of(one.pid, sluids, uids) == job.job_id:
             told += processes.send(one, SIGNAL, mark=MARK)
     return told
-
-
-def _of_this_run(job: NodeJob, pid: int) -> bool:
-    """Not left behind by an earlier run. Tasks whose prolog gave up do not know when the slot ends."""
-    env, (end, _) = processes.environment(pid), slot_of(job) or (None, None)
-    if "GPUMEM_SLOT_END" in env:
-        return env["GPUMEM_SLOT_END"] == str(end)
-    return env.get("SLURM_RESTART_COUNT", "0") == str(job.restarts)
 
 
 def _catching(uid: int) -> Iterator[Process]:

@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
-from slurm_gpumem.node import hook, jobs
+from slurm_gpumem.node import hook, inbox, jobs
+from slurm_gpumem.node.slots import slot_of
 from tests.node.conftest import REPOSITORY, USER, Node, needs_root
 from tests.support.timing import slowness
 from tests.support.waiting import until
@@ -359,19 +362,39 @@ def test_a_job_whose_prolog_gave_up_is_noted_as_unfenced_by_the_next_look_of_a_s
 
 
 @needs_root
-def test_a_prolog_that_gives_up_replaces_what_an_earlier_run_was_told_and_its_epilog_removes_it(
-    node: Node,
+@pytest.mark.parametrize(
+    ("record", "lead"),
+    [
+        ("est=7000,req=8192", None),
+        ("est=7000,slots=3,slot=7200,oom=requeue", 300),
+        ("slot=600", 60),
+        ("slot=7200,save=200", 400),
+        ("slot=600,save=400 gpumem-end/1:run=0,saw=slot,save=9", 300),
+        ("slot=08", None),
+    ],
+)
+def test_a_prolog_that_gives_up_says_when_to_save_and_its_epilog_forgets_that(
+    node: Node, record: str, lead: Optional[int]
 ) -> None:
     node.folder.make()
-    node.folder.task_file(7).write_text("record yes\nslot 8200 8100\n")
+    node.folder.task_file(7).write_text("record yes\nslot 8200 8100\n")  # of an earlier run
     with open(node.hooks / "hooks.conf", "a") as file:
         file.write("python=/bin/false\n")
-    node.hook("prolog", node.env(7))
-    assert _exports(node) == {}
-    node.hook("prolog", node.env(8, comment=""))
-    assert not node.folder.task_file(8).exists()
-    hook.epilog(node.folder, node.config, {**node.env(7), "SLURM_JOB_GPUS": ""})
-    assert not node.folder.task_file(7).exists()
+    given = node.env(7, comment=f"mine gpumem/1:{record}")
+    assert node.hook("prolog", given).returncode == 0
+    late = inbox.late_prolog(node.folder.inbox, 7)
+    assert late is not None
+    told = node.hook("task_prolog", given).stdout
+    if lead is not None:
+        job = hook.job_from(node.config, given, node.gpus)
+        assert job is not None
+        end, save_at = slot_of(replace(job, started=float(int(late.at)))) or (0, 0)
+        assert f"export GPUMEM_SLOT_END={end}\nexport GPUMEM_SAVE_AT={end - lead}\n" in told
+        assert end - lead <= save_at
+    else:
+        assert "GPUMEM_SLOT_END" not in told
+    assert hook.epilog(node.folder, node.config, {**given, "SLURM_JOB_EXIT_CODE2": "0:0"})
+    assert list(Path(node.folder.jobs).iterdir()) == []
 
 
 @needs_root
