@@ -35,6 +35,6 @@ case " $SLURM_JOB_COMMENT" in *" gpumem/1:"*) (
     lead=$((${slot:-0} > 3000 ? 300 : ${slot:-0} / 10)) lead=$((${save:-0} * 2 > lead ? ${save:-0} * 2 : lead))
     [ $((lead * 2)) -gt "${slot:-0}" ] && lead=$((${slot:-0} / 2))
     umask 022 && /bin/mkdir -p "$run_dir/jobs" && set -C
-    printf '%s\n' 'record yes' ${slot:+"slot $((now + slot)) $((now + slot - lead))"} >"$task_file"
+    printf '%s\n' 'record yes' "run ${SLURM_JOB_RESTART_COUNT:-0}" ${slot:+"slot $((now + slot)) $((now + slot - lead))"} >"$task_file"
 ) 2>/dev/null ;; esac
 leave

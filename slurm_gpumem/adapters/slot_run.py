@@ -7,9 +7,7 @@ for PyTorch, accelerate, Lightning and Hugging Face's Trainer have in common; it
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -18,12 +16,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Callable, Mapping, NoReturn, Optional, Union
 
+from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.files import remove
 from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, LATEST, SlotState, write_slot_state
+from slurm_gpumem.slurm.client import COMMANDS
+from slurm_gpumem.slurm.queue import in_grace_time, job_name
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: the program has not failed, it wants to be run again."""
-_ASK_EVERY_S, _ANSWER_S = 2.0, 10.0
+_ASK_EVERY_S = 2.0
 
 
 def resume_file(env: Mapping[str, str] = os.environ) -> Optional[str]:
@@ -81,8 +82,10 @@ class SlotRun:
 
         `first` is the process that saved; `meet` waits until all processes of the program are here.
         """
-        while first and _in_grace_time(os.environ):
+        stays = first and _in_grace_time(before=False)
+        while stays:
             time.sleep(_ASK_EVERY_S)
+            stays = _in_grace_time(before=True)
         meet()
         if first and self.folder is not None and not self._ended_by_slurm:
             write_slot_state(self.folder, self._state._replace(ended=True))
@@ -98,18 +101,13 @@ class SlotRun:
         self._ended_by_slurm = self._ended_by_slurm or number == signal.SIGTERM
 
 
-def _in_grace_time(env: Mapping[str, str]) -> bool:
-    """Whether the job is being preempted and still runs: Slurm brings it back only if it ends it itself."""
-    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
-    job = f"{array}_{task}" if array else env.get("SLURM_JOB_ID")
-    if not job:
-        return False
+def _in_grace_time(before: bool) -> bool:
+    """Whether the job ends in its grace time if it ends now; as `before` where Slurm does not answer."""
+    job = job_name(os.environ)
     try:
-        command = ["scontrol", "show", "job", job]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return "JobState=RUNNING" in shown and re.search(r"\bPreemptTime=[0-9]", shown) is not None
+        return job is not None and in_grace_time(COMMANDS, job)
+    except SlurmError:
+        return before
 
 
 def _made(folder: Path) -> Optional[Path]:

@@ -73,7 +73,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     if job is None:
         return
     folder.make()
-    _finish_earlier_run(folder, config, job, node)
+    _finish_earlier_run(folder, config, jobs.get(folder, job.job_id), job, node)
     job = fence.at_its_own_server(folder, config, job)
     # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
     jobs.put(folder, job)
@@ -98,10 +98,11 @@ def note_late(folder: RunFolder, config: NodeConfig, request: Request) -> Option
     before = jobs.get(folder, job.job_id)
     if before is not None and before.restarts >= job.restarts:
         return before
-    _finish_earlier_run(folder, config, job, request.env.get("SLURMD_NODENAME", ""))
     # In whole seconds, as the shell counts a slot from here.
     job = _unfenced(replace(job, started=float(int(request.at))), "its prolog gave up before it was served")
+    # Noted first: what the shell has told its tasks stays.
     jobs.put(folder, job)
+    _finish_earlier_run(folder, config, before, job, request.env.get("SLURMD_NODENAME", ""))
     log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
     return job
 
@@ -141,7 +142,7 @@ def finish(
     _try_spool(folder, job.job_id, lambda: store.close(record, _RECORDS_LOCK_S))
     here = jobs.get(folder, job.job_id)
     if here is None or here.restarts == job.restarts:  # its next run stays
-        jobs.drop(folder, job.job_id)
+        jobs.drop(folder, job.job_id, job.restarts)
     fence.release(folder, config, job, _DROP_LOCK_S)
 
 
@@ -201,9 +202,10 @@ def _ended_record(
     return records.closed_record(record, end=job.now(), status=status)
 
 
-def _finish_earlier_run(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str) -> None:
+def _finish_earlier_run(
+    folder: RunFolder, config: NodeConfig, before: Optional[NodeJob], job: NodeJob, node: str
+) -> None:
     """Nobody served the epilog of the job's run before: its file must not be taken for this run's."""
-    before = jobs.get(folder, job.job_id)
     if before is not None and before.restarts != job.restarts:
         note = "its epilog was not served: closed when the job's next run began"
         finish(folder, config, replace(before, notes=(*before.notes, note)), node)

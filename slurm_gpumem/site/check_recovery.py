@@ -1,13 +1,15 @@
-"""Checks of recovery: the two hooks that belong together, and jobs that an interrupted requeue left held."""
+"""Checks of recovery: the two hooks that belong together, time to save, jobs that a requeue left held."""
 
 from __future__ import annotations
 
+import re
 from typing import Iterator
 
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import Snapshot
 
+_KILL_WAIT_S = 30
 _DOCS = "gpumem docs recovery has the three lines"
 
 
@@ -71,6 +73,19 @@ def recovery_runs(now: Snapshot) -> Iterator[Finding]:
             "no job has ended since slurmctld started",
             "whether EpilogSlurmctld runs was not proven",
             "run a job (srun true) and gpumem doctor again",
+        )
+
+
+def preempted_jobs_can_save(now: Snapshot) -> Iterator[Finding]:
+    """A batch job is told at the end of its grace time, by SIGTERM; what it has then is KillWait."""
+    wait = re.match(r"[0-9]+", value_of(now.config, "KillWait") or "")
+    if "REQUEUE" in (value_of(now.config, "PreemptMode") or "") and wait and int(wait[0]) < _KILL_WAIT_S:
+        yield Finding(
+            Severity.NOTE,
+            "kill-wait",
+            f"PreemptMode=REQUEUE and KillWait={wait[0]}",
+            f"a preempted job has {wait[0]} s to save a checkpoint, whatever GraceTime says",
+            f"KillWait={_KILL_WAIT_S} (Slurm's default) or as long as a save takes (gpumem docs slots)",
         )
 
 

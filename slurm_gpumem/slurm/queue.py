@@ -36,6 +36,7 @@ _JOB_COLUMNS = (
 _JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
 _PARTITION_WIDTH = 64
 _TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
+_PREEMPTED = re.compile(r"\bPreemptTime=[0-9]")
 _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
 
 
@@ -182,6 +183,12 @@ def stdout_of(client: SlurmClient, name: str) -> Optional[str]:
     text = client.run(["scontrol", "show", "job", name], timeout_s=TIMEOUT_S)
     # The last: what a user wrote into a comment stands before it.
     return next(reversed(_STDOUT.findall(text)), None)
+
+
+def in_grace_time(client: SlurmClient, name: str) -> bool:
+    """Whether the job is being preempted and still runs; Slurm brings it back only if it ends it itself."""
+    text = client.run(["scontrol", "show", "job", name], timeout_s=TIMEOUT_S)
+    return "JobState=RUNNING" in text and _PREEMPTED.search(text) is not None
 
 
 def requeued_held(client: SlurmClient) -> List[str]:
