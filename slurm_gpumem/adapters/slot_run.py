@@ -6,6 +6,7 @@ for PyTorch, accelerate, Lightning and Hugging Face's Trainer have in common; it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -19,8 +20,8 @@ from typing import Callable, Mapping, NoReturn, Optional, Union
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.files import remove
 from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, LATEST, SlotState, write_slot_state
-from slurm_gpumem.slurm.client import COMMANDS
-from slurm_gpumem.slurm.queue import in_grace_time, job_name
+from slurm_gpumem.slurm.client import COMMANDS, slurm_version
+from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME, in_grace_time, job_name
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: the program has not failed, it wants to be run again."""
@@ -82,14 +83,24 @@ class SlotRun:
 
         `first` is the process that saved; `meet` waits until all processes of the program are here.
         """
-        stays = first and _in_grace_time(before=False)
-        while stays:
-            time.sleep(_ASK_EVERY_S)
-            stays = _in_grace_time(before=True)
+        if first:
+            self._wait_for_requeue()
         meet()
         if first and self.folder is not None and not self._ended_by_slurm:
             write_slot_state(self.folder, self._state._replace(ended=True))
         sys.exit(EXIT_CODE)
+
+    def _wait_for_requeue(self) -> None:
+        """Stay for the grace time of a preemption, where Slurm brings back only what it has ended itself."""
+        job, stays = job_name(os.environ), False
+        while job is not None:
+            with contextlib.suppress(SlurmError):  # no answer: as before
+                preempted = in_grace_time(COMMANDS, job)
+                stays = preempted and slurm_version() < REQUEUED_IN_GRACE_TIME
+                self._ended_by_slurm = self._ended_by_slurm or preempted
+            if not stays:
+                return
+            time.sleep(_ASK_EVERY_S)
 
     def run_on(self) -> None:
         """Nothing could be saved: the program goes on, until it is told again."""
@@ -99,15 +110,6 @@ class SlotRun:
         self._told_at = self._told_at or time.time()
         # Preempted, cancelled or out of time: what follows is Slurm's to say.
         self._ended_by_slurm = self._ended_by_slurm or number == signal.SIGTERM
-
-
-def _in_grace_time(before: bool) -> bool:
-    """Whether the job ends in its grace time if it ends now; as `before` where Slurm does not answer."""
-    job = job_name(os.environ)
-    try:
-        return job is not None and in_grace_time(COMMANDS, job)
-    except SlurmError:
-        return before
 
 
 def _made(folder: Path) -> Optional[Path]:
