@@ -11,6 +11,8 @@ from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
 
 _KILL_WAIT_S = 30
+_ONCE_AGAIN = (26, 5, 5)
+"""The first Slurm that was seen to run a job once after a grace time; 24.11.5 runs it again when it is done."""
 _DOCS = "gpumem docs recovery has the three lines"
 
 
@@ -91,12 +93,12 @@ def preempted_jobs_can_save(now: Snapshot) -> Iterator[Finding]:
             f"KillWait={_KILL_WAIT_S} (Slurm's default) or as long as a save takes (gpumem docs slots)",
         )
     graced = [part["PartitionName"] for part in now.partitions if part.get("GraceTime", "0") not in ("0", "")]
-    if graced and now.version >= REQUEUED_IN_GRACE_TIME:
+    if graced and REQUEUED_IN_GRACE_TIME <= now.version < _ONCE_AGAIN:
         yield Finding(
             Severity.NOTE,
             "grace-time",
             f"partition {', '.join(graced)}: GraceTime with PreemptMode=REQUEUE",
-            "a batch job without steps that was preempted runs once more when it has finished (24.11)",
+            "a batch job without steps that was preempted runs once more when it has finished",
             "GraceTime=0 and a KillWait that is long enough to save (gpumem docs slots)",
         )
 
