@@ -12,7 +12,7 @@ from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
 
 _KILL_WAIT_S = 30
 _ONCE_AGAIN = (26, 5, 5)
-"""The first Slurm that was seen to run a job once after a grace time; 24.11.5 runs it again when it is done."""
+"""The first Slurm that was seen not to run a preempted job again when it has finished; 24.11.5 does."""
 _DOCS = "gpumem docs recovery has the three lines"
 
 
