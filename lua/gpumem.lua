@@ -239,9 +239,15 @@ function M.job_submit(job, partitions)
   local fine, why = pcall(function()
     local plan = M.plan(job, partitions, site)
     local script = type(job.script) == "string" and not read.find_record(job.comment) and job.script
-    local number, line = read.find_slip(script and sub(script, 1, MAX_SCRIPT_BYTES) or "")
+    local head = script and sub(script, 1, MAX_SCRIPT_BYTES) or ""
+    local number, line = read.find_slip(head)
     if number and site.mode ~= "observe" then
       slurm.log_user("%s", format("gpumem: line %d of the script is ignored; write it like this: %s", number, clean(line)))
+    end
+    local slot = (read.find_directives(head) or {}).slot
+    if slot and lower(slot) ~= "off" and site.mode ~= "observe" then
+      slurm.log_user("%s", clean("gpumem: sbatch gives no time slots, so #GPUMEM slot=" .. sub(slot, 1, 40)
+        .. " has no effect; submit this script with gpusbatch"))
     end
     if not plan then
       return

@@ -1,8 +1,8 @@
 #!/bin/sh
 # shellcheck disable=SC2154
 # Sourced by prolog.sh and epilog.sh, after hooks.conf: have one of our jobs served by the node's sampler, which is there
-# already, or where none runs, by a Python, which starts one. Ends in about 6 seconds at most, served or not: Slurm
-# requeues a job whose Prolog takes 10, and drains a node where it takes much longer. See `gpumem docs node`.
+# already, or where none runs, by a Python, which starts one. Ends in about 6 seconds at most, with 0 if it was served:
+# Slurm requeues a job whose Prolog takes 10, and drains a node where it takes much longer. See `gpumem docs node`.
 patience=3 late=2 box=$run_dir/inbox
 
 sampler_runs() { read -r sampler <"$box/sampler" && [ -e "/proc/$sampler/exe" ]; }
@@ -37,4 +37,4 @@ have_it_served() {
     /usr/bin/flock -w 0.3 8 && { start_python $((left > 0 ? left + late : late)) "$@" ||
         { [ $? -ne 124 ] && start_python "$late" "$@"; }; } && /bin/rm -f "$request".*
 }
-hand_over() { case $SLURM_JOB_ID in '' | *[!0-9]*) ;; *) have_it_served "$@"; exec 8>&- ;; esac; } </dev/null >/dev/null 2>&1
+hand_over() { case $SLURM_JOB_ID in '' | *[!0-9]*) ;; *) have_it_served "$@"; set -- $?; exec 8>&-; return "$1" ;; esac; } </dev/null >/dev/null 2>&1

@@ -4,24 +4,24 @@
 # Slurm obeys each "export KEY=VALUE" and "unset KEY" that is printed. Any exit code but 0 would fail the job.
 run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
-
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
-record='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
+record='' run='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
 # A script that saves checkpoints can resume if this is more than 1.
 [ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$file" ] && echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
 [ -r "$file" ] &&
     while read -r key one two three four; do
         case $key in
         mode) mode=$one ;; priority) priority=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
-        record) record=$one ;; slot) slot="$one $two" ;; limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
+        record) record=$one ;; run) run=$one ;; slot) slot="$one $two" ;; limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
     done <"$file"
-# Where a program saves, by when, and what it goes on from (gpumem docs slots); task_epilog.sh looks there, too.
-saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID
+# Where a program saves, by when, and what it goes on from (gpumem docs slots), also where Slurm ran no Prolog for this run.
+saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID # task_epilog.sh looks there, too
+[ -n "$SLURM_RESTART_COUNT" ] && [ -e "$saves/state.json" ] && record=yes
 [ "$record" = yes ] && echo "export GPUMEM_SLOT_DIR=$saves" && [ -e "$saves/latest" ] &&
     printf 'export %s\n' GPUMEM_RESUME=1 "GPUMEM_RESUME_FILE=$(/bin/readlink -f "$saves/latest")"
-[ -n "$slot" ] && printf 'export %s\n' "GPUMEM_SLOT_END=${slot% *}" "GPUMEM_SAVE_AT=${slot#* }"
+[ -n "$slot" ] && [ "${run:-0}" = "${SLURM_RESTART_COUNT:-0}" ] && printf 'export %s\n' "GPUMEM_SLOT_END=${slot% *}" "GPUMEM_SAVE_AT=${slot#* }"
 # Only for shares of a GPU: a job with a whole one needs neither. One daemon cannot serve a task with several GPUs.
 if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
     printf 'export %s\n' "CUDA_MPS_PIPE_DIRECTORY=$pipe" "CUDA_VISIBLE_DEVICES=$uuid"

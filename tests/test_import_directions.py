@@ -37,7 +37,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     },
     "node": {"config", "formats", "slurm"},
     "recovery": {"config", "formats", "slurm", "node", "submission"},
-    "adapters": {"formats", "summaries", "terminal", "tracing"},
+    "adapters": {"formats", "slurm", "summaries", "terminal", "tracing"},
     "report": {
         "config",
         "formats",

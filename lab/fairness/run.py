@@ -1,6 +1,6 @@
 """Run the two users' jobs on a dev cluster of real Slurm daemons.
 
-    python -m lab.fairness.run --out rows.jsonl [WAY ...]
+    python -m lab.fairness.run --out rows.jsonl [--slow-prologs] [WAY ...]
 
 An hour of the trace takes six seconds; a way takes three to five minutes. Every job is a real one that counts
 its steps in files (`lab/fairness/trainer.py`); those in slots are submitted with `gpusbatch --slot` and run
@@ -33,6 +33,11 @@ PLACES = 16
 CRED_EXPIRE_S = 5
 """Slurm's 120 s would be 20 hours of the trace."""
 _PATIENCE_S = 900.0
+_SLOW = """#!/bin/bash
+case "$*" in *slurm_gpumem.node.hook*) [ $((RANDOM % 10)) -lt 7 ] && sleep 6 ;; esac
+exec {python} "$@"
+"""
+"""A Python that serves seven of ten Prologs too late: they give up after five seconds."""
 
 
 class Event(NamedTuple):
@@ -55,6 +60,13 @@ class Played:
         with open(self.cluster.layout.site_config, "a", encoding="utf-8") as file:
             file.write("[slots]\nleast_s = 1\n")
         self._submitted: Dict[str, float] = {}
+
+    def slow_down_prologs(self) -> None:
+        """As on a node that is too busy to start a Python in time."""
+        slow, conf = self._folder / "slow-python", self.cluster.layout.hooks / "hooks.conf"
+        slow.write_text(_SLOW.format(python=sys.executable))
+        slow.chmod(0o755)
+        conf.write_text(f"{conf.read_text()}python={slow}\n")
 
     def rows(self) -> List[Dict[str, Any]]:
         """Once every job has ended."""
@@ -137,13 +149,17 @@ class Played:
         }  # fmt: skip
 
 
-def play(name: str, jobs: Sequence[SimJob], places: int = PLACES) -> List[Dict[str, Any]]:
+def play(
+    name: str, jobs: Sequence[SimJob], places: int = PLACES, *, slow_prologs: bool = False
+) -> List[Dict[str, Any]]:
     """The rows of one way; nothing of its cluster is left."""
     folder = Path(tempfile.mkdtemp(prefix="gpumem-fair-"))
     folder.chmod(0o755)
     try:
         played = Played(name, jobs, folder, places)
         try:
+            if slow_prologs:
+                played.slow_down_prologs()
             return played.rows()
         finally:
             played.cluster.stop()
@@ -167,13 +183,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.fairness.run", description=__doc__)
     parser.add_argument("ways", nargs="*", metavar="WAY", help=f"of {', '.join(WAYS)} (default: all)")
     parser.add_argument("--out", type=Path, required=True, help="rows are appended")
+    parser.add_argument(
+        "--slow-prologs", action="store_true", help="most Prologs give up before they are served"
+    )
     args = parser.parse_args()
     unknown = [name for name in args.ways if name not in WAYS]
     if unknown:
         parser.error(f"{unknown[0]}: no such way; known: {', '.join(WAYS)}")
     for name in args.ways or WAYS:
         say(f"{name}: {WAYS[name].what}")
-        rows = play(name, trace(WAYS[name]))
+        rows = play(name, trace(WAYS[name]), slow_prologs=args.slow_prologs)
         with open(args.out, "a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
     return 0

@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from lab.command import exit_code
 from lab.fairness.run import CRED_EXPIRE_S, PLACES
@@ -25,6 +25,8 @@ from slurm_gpumem.simulation.types import Fleet, Setup, Turns
 from slurm_gpumem.utilization.interference import JobLoad
 
 ROWS = DATA / "fairness" / "rows.jsonl"
+REPEATS = DATA / "fairness" / "repeats.jsonl"
+"""More runs of some ways, each with a name: only what was lost is taken from them."""
 _IDLE = JobLoad(0.001, 0.0, 0.0, 0.03)
 """Jobs on the dev cluster do not slow each other down."""
 _SAVE_S = 2.0
@@ -67,6 +69,21 @@ def measured(rows: Sequence[Dict[str, Any]]) -> Fared:
     return Fared(*(value / SECONDS_PER_HOUR for value in hours))
 
 
+def read_rows(path: Path) -> Dict[str, List[Dict[str, Any]]]:
+    """The rows of each way."""
+    found: Dict[str, List[Dict[str, Any]]] = {}
+    for row in map(json.loads, path.read_text().splitlines()):
+        found.setdefault(row["way"], []).append(row)
+    return found
+
+
+def kept(rows: Sequence[Dict[str, Any]]) -> Tuple[int, int, int, int, int]:
+    """Long jobs, their runs, those that ended in their first run; steps, and those done again."""
+    runs = [len(row["runs"]) for row in rows if row["user"] == LONG]
+    steps = sum(row["steps"] for row in rows)
+    return len(runs), sum(runs), runs.count(1), steps, sum(row["done"] for row in rows) - steps
+
+
 def gap_s(rows: Sequence[Dict[str, Any]]) -> float:
     """Seconds from one run on a GPU to the next, while there was work for all of them."""
     runs = [run for row in rows if row["user"] == LONG for run in row["runs"]]
@@ -103,9 +120,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.fairness.score", description=__doc__)
     parser.add_argument("--rows", type=Path, default=ROWS)
     args = parser.parse_args()
-    by_way: Dict[str, List[Dict[str, Any]]] = {}
-    for row in map(json.loads, args.rows.read_text().splitlines()):
-        by_way.setdefault(row["way"], []).append(row)
+    by_way = read_rows(args.rows)
     print("Dev cluster (simulated with its costs), hours of the trace")
     _head("steps lost", "s between runs")
     for name, way in WAYS.items():
@@ -115,6 +130,11 @@ def main() -> int:
             cells = [f"{real:.1f} ({twin:.1f})" for real, twin in both]
             lost = sum(row["done"] - row["steps"] for row in by_way[name])
             _line(way.what, [*cells, str(lost), f"{gap:.0f}"])
+    print("\nLong jobs that save, and what of their steps was lost")
+    _line("", ["jobs", "runs", "in one run", "steps", "done again"])
+    saved = {name: rows for name, rows in by_way.items() if WAYS[name].slot_h}
+    for name, rows in {**saved, **read_rows(REPEATS)}.items():
+        _line(name, [str(value) for value in kept(rows)])
     print("\nSimulated with a site's costs: 30 s to save, 60 s to begin again, 121 s until a requeue is over")
     _head("GPU h lost")
     for way in WAYS.values():

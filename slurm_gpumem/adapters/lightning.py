@@ -12,7 +12,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, List, Optional, Union
 
 import torch
 
@@ -24,7 +24,7 @@ except ImportError:  # the same under its older name
 from slurm_gpumem.adapters.first_step import without_values, write_once
 from slurm_gpumem.adapters.slot_run import SlotRun
 from slurm_gpumem.adapters.slot_run import resume_file as resume_file
-from slurm_gpumem.adapters.slots import agreed, barrier, replace_checkpoint
+from slurm_gpumem.adapters.slots import agreed, barrier, discard, failed, problem_of, replace_checkpoint
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.trace_model import summarize
 from slurm_gpumem.training_names import plain_name
@@ -69,11 +69,28 @@ class SlotCallback(Callback):  # type: ignore[misc]
         if folder is None or not agreed(step, self._run.told)[0]:
             return
         began, draft = time.time(), folder / f".step-{step}"
-        trainer.save_checkpoint(draft)
-        if trainer.is_global_zero:
-            self._run.saved(replace_checkpoint(draft), step, began)
-        barrier()
-        self._run.leave(first=trainer.is_global_zero)
+        problem = _save(trainer, draft)
+        if problem is None and trainer.is_global_zero:
+            problem = problem_of(lambda: replace_checkpoint(self._run, draft, step, began))
+        if failed(step, problem):
+            discard(draft)
+            self._run.run_on()
+        else:
+            self._run.leave(first=trainer.is_global_zero, meet=barrier)
+
+
+def _save(trainer: Trainer, path: Path) -> Optional[Exception]:
+    """Have it saved; what went wrong. Whoever cannot write must not miss the barrier that follows, where the
+    other processes would wait for it."""
+    problems: List[Optional[Exception]] = []
+    writer = trainer.strategy.checkpoint_io
+    write = writer.save_checkpoint
+    writer.save_checkpoint = lambda *args, **given: problems.append(problem_of(lambda: write(*args, **given)))
+    try:
+        problems.append(problem_of(lambda: trainer.save_checkpoint(path)))
+    finally:
+        del writer.save_checkpoint
+    return next(filter(None, problems), None)
 
 
 def _summary(trainer: Trainer, module: LightningModule, batch: Any) -> ModelSummary:

@@ -6,6 +6,7 @@ for PyTorch, accelerate, Lightning and Hugging Face's Trainer have in common; it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,13 +15,17 @@ import warnings
 from math import ceil
 from pathlib import Path
 from types import FrameType
-from typing import Mapping, NoReturn, Optional, Union
+from typing import Callable, Mapping, NoReturn, Optional, Union
 
+from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.files import remove
 from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, LATEST, SlotState, write_slot_state
+from slurm_gpumem.slurm.client import COMMANDS, slurm_version
+from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME, in_grace_time, job_name
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: the program has not failed, it wants to be run again."""
+_ASK_EVERY_S = 2.0
 
 
 def resume_file(env: Mapping[str, str] = os.environ) -> Optional[str]:
@@ -35,11 +40,10 @@ class SlotRun:
         folder, save_at = env.get(FOLDER_VARIABLE), env.get("GPUMEM_SAVE_AT")
         self.folder = _made(Path(folder)) if folder else None
         """None outside of our jobs: then nothing is saved."""
-        self._has_slot = bool(env.get("GPUMEM_SLOT_END"))
         self._save_at = float(save_at) if save_at else None
         self._state = SlotState(int(env.get("SLURM_RESTART_COUNT") or 0))
         self._told_at: Optional[float] = None
-        self._ended = False
+        self._ended_by_slurm = False
         if self.folder is not None:
             self.listen()
 
@@ -74,11 +78,29 @@ class SlotRun:
         self._state = self._state._replace(step=step, save_s=max(took, self._state.save_s))
         write_slot_state(self.folder, self._state)
 
-    def leave(self, *, first: bool = True) -> NoReturn:
-        """End the program: for its slot, or since Slurm ends it anyway. `first` is the process that saved."""
-        if first and self.folder is not None and self._has_slot and not self._ended:
+    def leave(self, *, first: bool = True, meet: Callable[[], None] = lambda: None) -> NoReturn:
+        """End the program: for its slot, or since Slurm ends it anyway.
+
+        `first` is the process that saved; `meet` waits until all processes of the program are here.
+        """
+        if first:
+            self._wait_for_requeue()
+        meet()
+        if first and self.folder is not None and not self._ended_by_slurm:
             write_slot_state(self.folder, self._state._replace(ended=True))
         sys.exit(EXIT_CODE)
+
+    def _wait_for_requeue(self) -> None:
+        """Stay for the grace time of a preemption, where Slurm brings back only what it has ended itself."""
+        job, stays = job_name(os.environ), False
+        while job is not None:
+            with contextlib.suppress(SlurmError):  # no answer: as before
+                preempted = in_grace_time(COMMANDS, job)
+                stays = preempted and slurm_version() < REQUEUED_IN_GRACE_TIME
+                self._ended_by_slurm = self._ended_by_slurm or preempted
+            if not stays:
+                return
+            time.sleep(_ASK_EVERY_S)
 
     def run_on(self) -> None:
         """Nothing could be saved: the program goes on, until it is told again."""
@@ -87,7 +109,7 @@ class SlotRun:
     def _on_signal(self, number: int, frame: Optional[FrameType]) -> None:
         self._told_at = self._told_at or time.time()
         # Preempted, cancelled or out of time: what follows is Slurm's to say.
-        self._ended = self._ended or number == signal.SIGTERM
+        self._ended_by_slurm = self._ended_by_slurm or number == signal.SIGTERM
 
 
 def _made(folder: Path) -> Optional[Path]:

@@ -11,6 +11,7 @@ our jobs. A checkpoint is a folder that appears whole or not at all, so a progra
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -64,7 +65,7 @@ class Slot:
         told, due = agreed(self.step, self._run.told, due)
         saved = (told or due) and self.save()
         if told and saved:
-            self._run.leave(first=rank() == 0)
+            self._run.leave(first=rank() == 0, meet=barrier)
         elif told:
             self._run.run_on()
 
@@ -76,17 +77,15 @@ class Slot:
         began, self._saved_at = time.time(), time.monotonic()
         draft = folder / f".{_PREFIX}{self.step}"
         for stage in (self._begin, self._write, self._finish):
-            problem = _problem_of(partial(stage, draft, began))
-            if any_of(problem is not None):
-                shutil.rmtree(draft, ignore_errors=True)
-                warnings.warn(f"gpumem: no checkpoint at step {self.step}: {problem}", stacklevel=2)
+            if failed(self.step, problem_of(partial(stage, draft, began))):
+                discard(draft)
                 return False
         self._last = self.step
         return True
 
     def _begin(self, draft: Path, began: float) -> None:
         if rank() == 0:
-            shutil.rmtree(draft, ignore_errors=True)
+            discard(draft)
             draft.mkdir()
 
     def _write(self, draft: Path, began: float) -> None:
@@ -96,15 +95,9 @@ class Slot:
             _write(draft, {name: part.state_dict() for name, part in self._parts.items()})
 
     def _finish(self, draft: Path, began: float) -> None:
-        if rank() != 0:
-            return
-        (draft / _STEP).write_text(json.dumps({"step": self.step}))
-        final = replace_checkpoint(draft)
-        self._run.saved(final, self.step, began)
-        folder = final.parent
-        for old in (*folder.glob(f"{_PREFIX}*"), *folder.glob(f".{_PREFIX}*")):
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
+        if rank() == 0:
+            (draft / _STEP).write_text(json.dumps({"step": self.step}))
+            replace_checkpoint(self._run, draft, self.step, began)
 
     def _restore(self, folder: Path) -> None:
         self.step = self._last = json.loads((folder / _STEP).read_text())["step"]
@@ -134,13 +127,23 @@ def barrier() -> None:
         dist.barrier()
 
 
-def _problem_of(work: Callable[[], None]) -> Optional[Exception]:
-    """What kept it from being done: a disk that is full, as Python and as PyTorch say it."""
+def problem_of(work: Callable[[], None]) -> Optional[Exception]:
+    """What kept it from being done, such as a full disk: each library has an error of its own for that."""
     try:
         work()
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - told in a warning; the training goes on
         return error
     return None
+
+
+def failed(step: int, problem: Optional[Exception]) -> bool:
+    """Whether any of the processes has a problem with its checkpoint; all of them warn and go on together."""
+    found = _most((problem is not None,))[0] if _together() else problem is not None
+    if found:
+        warnings.warn(
+            f"gpumem: no checkpoint at step {step}: {problem or 'another process failed'}", stacklevel=3
+        )
+    return found
 
 
 def agreed(step: int, *said: bool) -> tuple[bool, ...]:
@@ -150,11 +153,6 @@ def agreed(step: int, *said: bool) -> tuple[bool, ...]:
     if step % _AGREE_EVERY:
         return tuple(False for _ in said)
     return _most(said)
-
-
-def any_of(said: bool) -> bool:
-    """Whether any of the processes says it; waits for all of them."""
-    return _most((said,))[0] if _together() else said
 
 
 def _most(said: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -172,8 +170,8 @@ def _write(folder: Path, parts: Dict[str, Any]) -> None:
     torch.load(path, weights_only=True, mmap=True)
 
 
-def replace_checkpoint(draft: Path) -> Path:
-    """The checkpoint under its own name, ".step-7" as "step-7", once all of it is on the disk."""
+def replace_checkpoint(run: SlotRun, draft: Path, step: int, began: float) -> None:
+    """The checkpoint under its own name, ".step-7" as "step-7", once it is all on the disk; the others go."""
     for path in (*(path for path in draft.rglob("*") if path.is_file()), draft):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -181,10 +179,19 @@ def replace_checkpoint(draft: Path) -> Path:
         finally:
             os.close(handle)
     final = draft.with_name(draft.name[1:])
-    if final.is_dir():
-        shutil.rmtree(final)  # of a run that was killed before it was linked
+    discard(final)  # of a run that was killed before it was linked
     os.replace(draft, final)
-    return final
+    run.saved(final, step, began)
+    for old in (*final.parent.glob(f"{_PREFIX}*"), *final.parent.glob(f".{_PREFIX}*")):
+        if old != final:
+            discard(old)
+
+
+def discard(checkpoint: Path) -> None:
+    """Remove a checkpoint, a file or a folder, as far as that is possible."""
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        checkpoint.unlink()
 
 
 def _random() -> Dict[str, Any]:

@@ -8,17 +8,17 @@ SlotCallback, with `trainer.train(resume_from_checkpoint=resume_file())`: time s
 
 from __future__ import annotations
 
-import os
 import time
+from functools import wraps
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any, Callable, Dict, Optional, Union
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from slurm_gpumem.adapters.first_step import without_values, write_once
 from slurm_gpumem.adapters.slot_run import SlotRun
 from slurm_gpumem.adapters.slot_run import resume_file as resume_file
-from slurm_gpumem.adapters.slots import agreed, barrier
+from slurm_gpumem.adapters.slots import agreed, barrier, discard, failed, problem_of
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.trace_model import summarize
 
@@ -60,6 +60,7 @@ class SlotCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self) -> None:
         self._run = SlotRun()
         self._told_at: Optional[float] = None
+        _guard_saves()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Say that this program can save."""
@@ -71,14 +72,43 @@ class SlotCallback(TrainerCallback):  # type: ignore[misc]
         if agreed(state.global_step, self._run.told)[0]:
             self._told_at, control.should_save = time.time(), True
 
+    def saves(self, save: Callable[[], None], args: Any, state: Any) -> None:
+        """If the Trainer cannot save at the slot's end, nothing of it stays and the training goes on."""
+        if self._told_at is None:
+            save()
+        elif failed(state.global_step, problem_of(save)):
+            discard(_checkpoint(args, state))
+            self._told_at = None
+            self._run.run_on()
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A whole checkpoint is there."""
-        if self._run.folder is not None and state.is_world_process_zero:
-            path = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+        """A whole checkpoint is there, unless it failed."""
+        path = _checkpoint(args, state)
+        if self._run.folder is not None and state.is_world_process_zero and path.is_dir():
             self._run.saved(path, state.global_step, self._told_at or time.time())
         if self._told_at is not None:
-            barrier()
-            self._run.leave(first=state.is_world_process_zero)
+            self._run.leave(first=state.is_world_process_zero, meet=barrier)
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _guard_saves() -> None:
+    """Callbacks are only asked after a save: one that raises ends the training before."""
+    save = Trainer._save_checkpoint
+    if hasattr(save, "__wrapped__"):
+        return
+
+    @wraps(save)
+    def guarded(trainer: Any, *given: Any, **named: Any) -> None:
+        def work() -> None:
+            save(trainer, *given, **named)
+
+        slots = [one for one in trainer.callback_handler.callbacks if isinstance(one, SlotCallback)]
+        slots[0].saves(work, trainer.args, trainer.state) if slots else work()
+
+    Trainer._save_checkpoint = guarded
 
 
 def _summary(args: Any, batch: Dict[str, Any], model: Any, optimizer: Any) -> ModelSummary:

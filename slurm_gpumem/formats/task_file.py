@@ -1,10 +1,12 @@
 """The task file: what the prolog, as root, tells the job's own tasks; words separated by blanks, a line each.
 
-Written by the prolog; read by prolog/task_prolog.sh and task_epilog.sh, and here by recovery.
+Written by the prolog, by its shell alone where nobody serves it in time; read by prolog/task_prolog.sh and
+task_epilog.sh, and here by recovery.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Iterator, NamedTuple, Optional, Tuple
 
@@ -45,6 +47,8 @@ class TaskFile(NamedTuple):
     """Whether light jobs at the same server come first."""
     slot: Optional[Tuple[int, int]] = None
     """Unix times of its slot's end and of when to save before it."""
+    run: int = 0
+    """As Slurm counts restarts."""
 
 
 def write_task_file(path: Path, task: TaskFile, uid: int) -> None:
@@ -63,6 +67,7 @@ def format_task_file(task: TaskFile) -> str:
         f"limit_key {task.limit_key}",
         f"threads {'yes' if task.threads else 'no'}",
         *([] if task.claim_mib is None else [f"claim_mib {task.claim_mib}"]),
+        f"run {task.run}",
         *(["record yes"] if task.record else []),
         *(["one_log yes"] if task.one_log else []),
         *(["priority low"] if task.low_priority else []),
@@ -70,6 +75,15 @@ def format_task_file(task: TaskFile) -> str:
         *(f"gpu {gpu.number} {gpu.uuid} {gpu.pipe} {gpu.memory_mib}" for gpu in task.gpus),
     ]
     return "\n".join(lines) + "\n"
+
+
+def read_task_run(path: Path) -> int:
+    """The run that a task file is for; 0 where it does not say."""
+    try:
+        found = re.search(r"^run ([0-9]+)$", path.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
 
 
 def read_task_gpus(path: Path) -> Tuple[TaskGpu, ...]:

@@ -226,6 +226,7 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         one_log=job.one_log,
         low_priority=job.mode == MPS_SHARED and is_busy(job.claimed.sm),
         slot=slot_of(job),
+        run=job.restarts,
         gpus=tuple(
             TaskGpu(gpu.listed, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)
             for gpu in gpus

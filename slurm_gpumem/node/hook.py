@@ -19,6 +19,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
+from slurm_gpumem.files import remove
 from slurm_gpumem.formats.comment import CommentRecord, parse_end, parse_record
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent, JobRecord
 from slurm_gpumem.formats.live import read_live_jobs
@@ -72,7 +73,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     if job is None:
         return
     folder.make()
-    _finish_earlier_run(folder, config, job, node)
+    _finish_earlier_run(folder, config, jobs.get(folder, job.job_id), job, node)
     job = fence.at_its_own_server(folder, config, job)
     # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
     jobs.put(folder, job)
@@ -89,16 +90,19 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
 
 
 def note_late(folder: RunFolder, config: NodeConfig, request: Request) -> Optional[NodeJob]:
-    """Note a job whose prolog gave up; its tasks were told nothing, so it is not fenced."""
+    """Note a job whose prolog gave up; its tasks were told when to save and no more, so it is not fenced."""
     job = job_from(config, request.env, _gpus(config, request.env))
     if job is None:
         return None
+    folder.make()
     before = jobs.get(folder, job.job_id)
     if before is not None and before.restarts >= job.restarts:
         return before
-    _finish_earlier_run(folder, config, job, request.env.get("SLURMD_NODENAME", ""))
-    job = _unfenced(replace(job, started=round(request.at, 3)), "its prolog gave up before it was served")
+    # In whole seconds, as the shell counts a slot from here.
+    job = _unfenced(replace(job, started=float(int(request.at))), "its prolog gave up before it was served")
+    # Noted first: what the shell has told its tasks stays.
     jobs.put(folder, job)
+    _finish_earlier_run(folder, config, before, job, request.env.get("SLURMD_NODENAME", ""))
     log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
     return job
 
@@ -120,6 +124,8 @@ def epilog(
         job = note_late(folder, config, gave_up)
         forget(gave_up.file)
     if job is None:
+        if late_at is None:
+            remove(folder.task_file(job_id))  # of a prolog that gave up
         return False
     if late_at is not None and job.started > late_at:
         return True  # the prolog of this later run has closed the record of the run before
@@ -136,7 +142,7 @@ def finish(
     _try_spool(folder, job.job_id, lambda: store.close(record, _RECORDS_LOCK_S))
     here = jobs.get(folder, job.job_id)
     if here is None or here.restarts == job.restarts:  # its next run stays
-        jobs.drop(folder, job.job_id)
+        jobs.drop(folder, job.job_id, job.restarts)
     fence.release(folder, config, job, _DROP_LOCK_S)
 
 
@@ -196,9 +202,10 @@ def _ended_record(
     return records.closed_record(record, end=job.now(), status=status)
 
 
-def _finish_earlier_run(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str) -> None:
+def _finish_earlier_run(
+    folder: RunFolder, config: NodeConfig, before: Optional[NodeJob], job: NodeJob, node: str
+) -> None:
     """Nobody served the epilog of the job's run before: its file must not be taken for this run's."""
-    before = jobs.get(folder, job.job_id)
     if before is not None and before.restarts != job.restarts:
         note = "its epilog was not served: closed when the job's next run began"
         finish(folder, config, replace(before, notes=(*before.notes, note)), node)

@@ -16,6 +16,7 @@ from typing import Any, Dict, Optional, Tuple
 from slurm_gpumem.files import read_json, remove, write_json
 from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_word
 from slurm_gpumem.formats.job_record import MPS, MPS_SHARED
+from slurm_gpumem.formats.task_file import read_task_run
 
 SHARED_UID = 0
 """The daemon that serves all users is root's; a job of root's own is served by it in either mode."""
@@ -213,9 +214,10 @@ def put(folder: RunFolder, job: NodeJob) -> None:
     write_json(folder.jobs / f"{job.job_id}.json", table, mode=0o600)
 
 
-def drop(folder: RunFolder, job_id: int) -> None:
-    """The job is gone."""
-    remove(folder.task_file(job_id))
+def drop(folder: RunFolder, job_id: int, run: int = 0) -> None:
+    """The job is gone; what its next run was told meanwhile stays."""
+    if read_task_run(folder.task_file(job_id)) <= run:
+        remove(folder.task_file(job_id))
     remove(folder.clients_file(job_id))
     remove(folder.jobs / f"{job_id}.json")
 

@@ -116,10 +116,12 @@ def _note_checkpoint(slurm: Controller, name: str, config: RecoveryConfig, end: 
     """What its program says of its checkpoints, for the controller and for the script's later runs."""
     job = slurm.job(name)
     comment = parse_comment(job.comment) if job else None
+    if comment and comment.record and not comment.record.slot:
+        end = end._replace(saw=SAVED)  # told by a signal of its owner's or its site's
     noted = with_end(comment, end) if comment and comment.record else None
-    if job is None or comment is None or comment.record is None or noted is None:
+    if job is None or noted is None:
         return
-    in_slots = end.saw == SLOT and bool(comment.record.slot)
+    in_slots = end.saw == SLOT
     # Consent to slots is consent to be requeued, which JobRequeue=0 would refuse later.
     lifts = in_slots and not job.may_requeue and not slurm.site().requeues
     slurm.update(name, Comment=noted, **({"Requeue": "1"} if lifts else {}))

@@ -1,13 +1,18 @@
-"""Checks of recovery: the two hooks that belong together, and jobs that an interrupted requeue left held."""
+"""Checks of recovery: the two hooks that belong together, time to save, jobs that a requeue left held."""
 
 from __future__ import annotations
 
+import re
 from typing import Iterator
 
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
 
+_KILL_WAIT_S = 30
+_ONCE_AGAIN = (26, 5, 5)
+"""The first Slurm that was seen not to run a preempted job again when it has finished; 24.11.5 does."""
 _DOCS = "gpumem docs recovery has the three lines"
 
 
@@ -71,6 +76,30 @@ def recovery_runs(now: Snapshot) -> Iterator[Finding]:
             "no job has ended since slurmctld started",
             "whether EpilogSlurmctld runs was not proven",
             "run a job (srun true) and gpumem doctor again",
+        )
+
+
+def preempted_jobs_can_save(now: Snapshot) -> Iterator[Finding]:
+    """A batch job is told at the end of its grace time, by SIGTERM; what it has then is KillWait."""
+    if "REQUEUE" not in (value_of(now.config, "PreemptMode") or ""):
+        return
+    wait = re.match(r"[0-9]+", value_of(now.config, "KillWait") or "")
+    if wait and int(wait[0]) < _KILL_WAIT_S:
+        yield Finding(
+            Severity.NOTE,
+            "kill-wait",
+            f"PreemptMode=REQUEUE and KillWait={wait[0]}",
+            f"a preempted job has {wait[0]} s to save a checkpoint, whatever GraceTime says",
+            f"KillWait={_KILL_WAIT_S} (Slurm's default) or as long as a save takes (gpumem docs slots)",
+        )
+    graced = [part["PartitionName"] for part in now.partitions if part.get("GraceTime", "0") not in ("0", "")]
+    if graced and REQUEUED_IN_GRACE_TIME <= now.version < _ONCE_AGAIN:
+        yield Finding(
+            Severity.NOTE,
+            "grace-time",
+            f"partition {', '.join(graced)}: GraceTime with PreemptMode=REQUEUE",
+            "a batch job without steps that was preempted runs once more when it has finished",
+            "GraceTime=0 and a KillWait that is long enough to save (gpumem docs slots)",
         )
 
 

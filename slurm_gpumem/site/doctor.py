@@ -67,6 +67,7 @@ CHECKS: Tuple[Check, ...] = (
     check_hosts.one_site_file,
     check_recovery.recovery_is_whole,
     check_recovery.recovery_runs,
+    check_recovery.preempted_jobs_can_save,
     check_recovery.no_job_is_left_held,
     check_hooks.everything_was_asked,
 )

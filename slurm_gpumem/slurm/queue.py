@@ -17,6 +17,8 @@ from slurm_gpumem.slurm.gres import shares
 from slurm_gpumem.slurm.states import FINAL, REQUEUED, WAITING
 
 JOB_NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
+REQUEUED_IN_GRACE_TIME = (24, 5, 0)
+"""From here on Slurm requeues a preempted job that ends in its grace time, too."""
 REQUEUED_HELD = "job requeued in held state"
 """The reason that `scontrol requeuehold` leaves; a user's or an administrator's own hold has another."""
 TIMEOUT_S = 5.0
@@ -36,6 +38,7 @@ _JOB_COLUMNS = (
 _JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
 _PARTITION_WIDTH = 64
 _TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
+_PREEMPTED = re.compile(r"\bPreemptTime=[0-9]")
 _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
 
 
@@ -182,6 +185,12 @@ def stdout_of(client: SlurmClient, name: str) -> Optional[str]:
     text = client.run(["scontrol", "show", "job", name], timeout_s=TIMEOUT_S)
     # The last: what a user wrote into a comment stands before it.
     return next(reversed(_STDOUT.findall(text)), None)
+
+
+def in_grace_time(client: SlurmClient, name: str) -> bool:
+    """Whether the job is being preempted and still runs; if it ends now, it may be over for Slurm."""
+    text = client.run(["scontrol", "show", "job", name], timeout_s=TIMEOUT_S)
+    return "JobState=RUNNING" in text and _PREEMPTED.search(text) is not None
 
 
 def requeued_held(client: SlurmClient) -> List[str]:

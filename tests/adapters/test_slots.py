@@ -6,6 +6,7 @@ import io
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -92,6 +93,17 @@ trainer = pl.Trainer(max_steps=20, accelerator="cpu", logger=False, enable_progr
 trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=resume_file())
 print("finished")
 """
+TOGETHER = {
+    "pytorch": (
+        PYTORCH,
+        "slot = Slot",
+        "import torch.distributed as d; d.init_process_group('gloo'); slot = Slot",
+    ),
+    "accelerate": (ACCELERATE, "", ""),
+    "transformers": (TRAINER, "use_cpu=True", "use_cpu=True, ddp_backend='gloo'"),
+    "lightning": (LIGHTNING, 'accelerator="cpu"', 'accelerator="cpu", strategy="ddp", devices=2'),
+}
+"""What two processes need more."""
 PROGRAMS = {
     "pytorch": (PYTORCH, "torch"),
     "accelerate": (ACCELERATE, "accelerate"),
@@ -223,9 +235,13 @@ def test_a_folder_that_cannot_be_made_is_a_warning(tmp_path: Path) -> None:
         assert training.run(0) == 0
 
 
-def test_a_full_disk_at_the_slots_end_costs_no_step_and_no_older_checkpoint(tmp_path: Path) -> None:
-    training = Training(PYTORCH, tmp_path)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_full_disk_at_a_slots_end_costs_no_step_and_no_older_checkpoint(tmp_path: Path, name: str) -> None:
+    code, package = PROGRAMS[name]
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    training = Training(code, tmp_path)
     assert training.run(0, TELL_AT=3) == 75
+    saved = (training.saves / LATEST).resolve()
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, most[1]))
     try:
@@ -235,4 +251,47 @@ def test_a_full_disk_at_the_slots_end_costs_no_step_and_no_older_checkpoint(tmp_
         resource.setrlimit(resource.RLIMIT_FSIZE, most)
     assert training.finished
     assert training.steps == list(range(20))
-    assert [path.name for path in training.saves.glob("*step-*")] == ["step-4"]
+    assert (training.saves / LATEST).resolve() == saved
+    assert saved.exists()
+    found = (*training.saves.glob("*step-*"), *(tmp_path / "out").glob("checkpoint-10"))
+    assert [path.name for path in found] == [path.name for path in training.saves.glob("step-4")]
+
+
+@pytest.mark.parametrize("short", [0, 1])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_where_one_process_cannot_save_the_others_do_not_wait_for_it(
+    tmp_path: Path, name: str, short: int
+) -> None:
+    pytest.importorskip(PROGRAMS[name][1], reason=f"{name} is not installed")
+    code, old, new = TOGETHER[name]
+    training = Training(code.replace(old, new), tmp_path)
+    full = "import os, resource\nif os.environ['RANK'] == os.environ['SHORT']:\n"
+    full += "    resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
+    given = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    given.update(TORCHELASTIC_RUN_ID="test", GLOO_SOCKET_IFNAME="lo", SHORT=short, TELL_AT=9)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", full + training.code, str(tmp_path / "out")],
+            env={**os.environ, **training.env(0, RANK=rank, LOCAL_RANK=rank, **given)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        told = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    wrote = short == 0 or name != "lightning"  # where the first process writes for all
+    for rank, (printed, said) in zip(ranks, told):
+        assert (rank.returncode, "finished" in printed) == ((0, True) if wrote else (75, False)), said
+        assert ("gpumem: no checkpoint at step 10" in said) == wrote, said
+    assert (training.saves / LATEST).exists() != wrote
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -32,6 +32,7 @@ def test_it_is_a_line_of_plain_words_for_each_fact() -> None:
         "limit_key uuid",
         "threads no",
         "claim_mib 8704",
+        "run 0",
         "record yes",
         "gpu 0 GPU-aa /run/gpumem/mps/GPU-aa/1000/pipe 40960",
         "gpu 1 GPU-bb /p 0",

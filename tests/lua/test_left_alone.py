@@ -140,6 +140,21 @@ def test_a_trace_line_submitted_with_plain_sbatch_gets_a_hint_and_starts_nothing
     assert "sbatch traces nothing" in said[0]
 
 
+SLOT_HINT = (
+    "gpumem: sbatch gives no time slots, so #GPUMEM slot=2h has no effect; submit this script with gpusbatch"
+)
+
+
+def test_slots_asked_for_with_plain_sbatch_get_a_hint(play: Player) -> None:
+    job = {"script": "#!/bin/bash\n#GPUMEM slot=2h\ntrue\n", "tres_per_node": "gres:gpu:1"}
+    assert play.untouched(job).user == [SLOT_HINT]
+    assert play.untouched({**job, "comment": RECORD.replace(",shards=13", "")}).user == []
+    assert play.untouched({**job, "script": "#!/bin/bash\n#GPUMEM slot=off\n"}).user == []
+    shared = play({**job, "script": "#!/bin/bash\n#GPUMEM mem=8G slot=2h\n"})
+    assert SLOT_HINT in shared.user
+    assert len(shared.user) == 2
+
+
 def test_own_shards_above_one_gpu_get_a_hint_only(play: Player) -> None:
     played = play.untouched({"tres_per_node": "gres:shard:41"})
     assert played.user == ["gpumem: --gres=shard:41 will wait forever: one GPU here has 40 shards"]

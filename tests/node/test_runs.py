@@ -13,6 +13,7 @@ import pytest
 
 from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.node import hook, jobs, records
+from slurm_gpumem.node.inbox import Request
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.record_store import RecordStore
 from tests.node.conftest import Node, needs_root
@@ -139,6 +140,26 @@ def test_a_run_that_is_finished_late_takes_nothing_of_the_next_one_away(quiet: N
     assert here.restarts == 1
     assert quiet.folder.task_file(7).exists()
     assert (record_of(quiet, 0).exit_code, record_of(quiet, 1).end) == (1, None)
+
+
+@needs_root
+def test_what_the_shell_told_the_next_run_outlives_a_late_end_of_this_one(quiet: Node) -> None:
+    told, task = "record yes\nrun 1\n", quiet.folder.task_file(7)
+    at = time.time()
+    late = Request(quiet.folder.inbox / "prolog.7.1.late", "prolog", 7, run_env(quiet, 1), at + 5, None)
+    for end in (
+        lambda: hook.epilog(quiet.folder, quiet.config, run_env(quiet, 0, "1:0"), at + 1),
+        lambda: hook.note_late(quiet.folder, quiet.config, late),
+    ):
+        hook.prolog(quiet.folder, quiet.config, run_env(quiet, 0))
+        task.write_text(told)
+        end()
+        assert task.read_text() == told
+    here = jobs.get(quiet.folder, 7)
+    assert here is not None
+    assert here.restarts == 1
+    hook.epilog(quiet.folder, quiet.config, run_env(quiet, 1, "1:0"))
+    assert not task.exists()
 
 
 @needs_root

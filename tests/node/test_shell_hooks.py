@@ -8,11 +8,14 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
-from slurm_gpumem.node import jobs
+from slurm_gpumem.node import hook, inbox, jobs
+from slurm_gpumem.node.slots import slot_of
 from tests.node.conftest import REPOSITORY, USER, Node, needs_root
 from tests.support.timing import slowness
 from tests.support.waiting import until
@@ -363,12 +366,67 @@ def test_a_job_whose_prolog_gave_up_is_noted_as_unfenced_by_the_next_look_of_a_s
     os.kill(sampler, signal.SIGSTOP)
     try:
         assert node.hook("prolog", node.env(7)).returncode == 0
+        assert _exports(node) == {}, "where to save does not depend on it"
     finally:
         os.kill(sampler, signal.SIGCONT)
     job = until(lambda: jobs.get(node.folder, 7))
     assert job.mode == "unfenced"
     assert job.notes == ("not fenced: its prolog gave up before it was served",)
     until(lambda: not list(node.folder.inbox.glob("prolog.7.*")))
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("record", "lead"),
+    [
+        ("est=7000,req=8192", None),
+        ("est=7000,slots=3,slot=7200,oom=requeue", 300),
+        ("slot=600", 60),
+        ("slot=7200,save=200", 400),
+        ("slot=600,save=400 gpumem-end/1:run=0,saw=slot,save=9", 300),
+        ("slot=08", None),
+    ],
+)
+def test_a_prolog_that_gives_up_says_when_to_save_and_its_epilog_forgets_that(
+    node: Node, record: str, lead: Optional[int]
+) -> None:
+    node.folder.make()
+    node.folder.task_file(7).write_text("record yes\nslot 8200 8100\n")  # of an earlier run
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write("python=/bin/false\n")
+    given = node.env(7, comment=f"mine gpumem/1:{record}")
+    assert node.hook("prolog", given).returncode == 0
+    late = inbox.late_prolog(node.folder.inbox, 7)
+    assert late is not None
+    told = node.hook("task_prolog", given).stdout
+    if lead is not None:
+        job = hook.job_from(node.config, given, node.gpus)
+        assert job is not None
+        end, save_at = slot_of(replace(job, started=float(int(late.at)))) or (0, 0)
+        assert f"export GPUMEM_SLOT_END={end}\nexport GPUMEM_SAVE_AT={end - lead}\n" in told
+        assert end - lead <= save_at
+    else:
+        assert "GPUMEM_SLOT_END" not in told
+    assert hook.epilog(node.folder, node.config, {**given, "SLURM_JOB_EXIT_CODE2": "0:0"})
+    assert list(Path(node.folder.jobs).iterdir()) == []
+
+
+@needs_root
+def test_a_requeued_job_goes_on_from_its_checkpoint_though_slurm_ran_no_prolog(
+    node: Node, tmp_path: Path
+) -> None:
+    saves = tmp_path / "7"
+    saves.mkdir()
+    (saves / "state.json").write_text("{}")
+    (saves / "latest").symlink_to(saves / "state.json")
+    given = {**node.env(7), "GPUMEM_CHECKPOINTS": str(tmp_path)}
+    assert node.hook("task_prolog", given).stdout == ""
+    told = node.hook("task_prolog", {**given, "SLURM_RESTART_COUNT": "1"}).stdout
+    assert told.splitlines() == [
+        f"export GPUMEM_SLOT_DIR={saves}",
+        "export GPUMEM_RESUME=1",
+        f"export GPUMEM_RESUME_FILE={saves}/state.json",
+    ]
 
 
 @needs_root

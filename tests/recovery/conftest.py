@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 import pytest
 
@@ -98,6 +98,7 @@ class Site:
         oom: str = "requeue",
         comment: Optional[str] = None,
         user: str = "nobody",
+        env: Optional[Mapping[str, str]] = None,
     ) -> str:
         words = comment if comment is not None else "mine " + RECORD.format(shards=shards, oom=oom)
         argv = [
@@ -106,7 +107,7 @@ class Site:
             else f"--output={self.root}/out/%j",
             *([f"--comment={words}"] if words else []), *options,
         ]  # fmt: skip
-        done = self.cluster.run(argv, user=user, cwd=Path("/"), input=f"#!/bin/bash\n{script}\n")
+        done = self.cluster.run(argv, user=user, cwd=Path("/"), input=f"#!/bin/bash\n{script}\n", env=env)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

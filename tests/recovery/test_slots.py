@@ -55,9 +55,9 @@ def program(site: Site, steps: int, more: str = "pass") -> str:
 def submit(site: Site, script: str, *options: str, comment: str = SLOTS) -> str:
     return site.submit(
         f"echo begins; {script}",
-        f"--export=ALL,GPUMEM_CHECKPOINTS={site.root}/out/saved",
         *options,
         comment=f"mine {comment}",
+        env={"GPUMEM_CHECKPOINTS": f"{site.root}/out/saved"},
     )
 
 

@@ -56,8 +56,8 @@ def test_losses_and_steps_are_those_of_a_run_without_slots(module_site: Site) ->
         pytest.skip(f"{PYTHON} of a job's user cannot use the tests' torch: {alone.stderr[-200:]}")
     job = site.submit(
         f"export PYTHONPATH={env['PYTHONPATH']}; {PYTHON} {path}",
-        f"--export=ALL,GPUMEM_CHECKPOINTS={site.root}/out/saved",
         comment=SLOTS,
+        env={"GPUMEM_CHECKPOINTS": f"{site.root}/out/saved"},
     )
     shown = site.ended(job, "COMPLETED")
     assert int(shown["RestartCnt"]) >= 1

@@ -359,6 +359,22 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "next_epilog_slurmctld=/etc/slurm/jobstats.sh",
     ),
     "half a recovery": (config(TaskEpilog="(null)"), Severity.WARNING, "half-recovery", "TaskEpilog="),
+    "no time to save": (
+        config(PreemptMode="REQUEUE", KillWait="5 sec"),
+        Severity.NOTE,
+        "kill-wait",
+        "KillWait=30",
+    ),
+    "a grace time": (
+        replace(
+            config(PreemptMode="REQUEUE", KillWait="30 sec"),
+            partitions=tuple({**part, "GraceTime": "60"} for part in HEALTHY.partitions),
+            version=(24, 11, 5),
+        ),
+        Severity.NOTE,
+        "grace-time",
+        "GraceTime=0",
+    ),
     "a requeue left half done": (
         replace(HEALTHY, left_held=("4711", "4712_3")),
         Severity.WARNING,

@@ -10,6 +10,7 @@ from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.queue import (
     SlurmJob,
     find_job,
+    in_grace_time,
     job_name,
     parse_job,
     parse_slurm_job,
@@ -122,6 +123,18 @@ def test_a_hooks_environment_names_its_job(env: Dict[str, str], name: Optional[s
 )
 def test_a_jobs_output_is_where_slurm_says(text: str, path: Optional[str]) -> None:
     assert stdout_of(FakeSlurm({"scontrol show job 7": text}), "7") == path
+
+
+@pytest.mark.parametrize(
+    ("state", "preempted", "found"),
+    [("RUNNING", "2026-11-18T02:40:12", True), ("RUNNING", "None", False), ("COMPLETING", "None", False)],
+)
+def test_a_job_in_its_grace_time_runs_and_has_a_time_of_preemption(
+    state: str, preempted: str, found: bool
+) -> None:
+    times = f"PreemptEligibleTime=2026-11-18T02:39:00 PreemptTime={preempted}"
+    text = f"JobId=7\n   JobState={state} Reason=None\n   {times}\n"
+    assert in_grace_time(FakeSlurm({"scontrol show job 7": text}), "7") == found
 
 
 def test_the_queue_tells_what_every_job_asks_for() -> None:

@@ -1,0 +1,87 @@
+"""Preemption of programs that save: whatever the grace time, they come back and do no step twice."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Iterator, NamedTuple, Tuple
+
+import pytest
+
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.spec import NodeSpec
+from slurm_gpumem.slurm.client import parse_version
+from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
+from tests.recovery.conftest import Site, hurried, make_site, needs_root
+from tests.recovery.test_preemption import USER_SIGNAL
+from tests.recovery.test_slots import RECORD, program, steps, submit
+from tests.support.waiting import until
+
+pytestmark = [needs_root, pytest.mark.slurm]
+
+STEPS = 80
+
+
+class Case(NamedTuple):
+    """How a job runs its program, and how it is told."""
+
+    grace_s: int
+    before: str = ""
+    options: Tuple[str, ...] = ()
+
+
+CASES = {
+    "batch": Case(0),
+    "step": Case(0, "srun"),
+    "batch, grace time": Case(8),
+    "step, grace time": Case(8, "srun"),
+    "step, grace time, a signal of its own": Case(8, "srun", ("--signal=USR1@30",)),
+}
+
+
+@pytest.fixture(scope="module")
+def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
+    made = make_site(
+        make_module_cluster,
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        USER_SIGNAL,
+        "PartitionName=urgent Nodes=ALL PriorityTier=10 DefMemPerCPU=100 State=UP",
+        *(f"PartitionName=low{s} Nodes=ALL GraceTime={s} DefMemPerCPU=100 State=UP" for s in (0, 8)),
+        nodes=tuple(NodeSpec(f"n{at}", gpus=1) for at in range(len(CASES))),
+    )
+    with hurried(made) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def preempted(site: Site) -> Dict[str, str]:
+    """One job of each kind on a node of its own, and one for each node that wants its place."""
+    train = program(site, STEPS).replace("/usr/bin/python3", "$BEFORE /usr/bin/python3")
+    jobs = {}
+    for at, (name, case) in enumerate(CASES.items()):
+        options = (f"--nodelist=n{at}", f"--partition=low{case.grace_s}", *case.options)
+        jobs[name] = submit(site, f"BEFORE={case.before}; {train}", *options, comment=RECORD)
+    for job in jobs.values():
+        until(lambda job=job: site.runs(job) and steps(site, job))  # type: ignore[misc]
+    urgent = [
+        site.submit("true", "--partition=urgent", f"--nodelist=n{at}", gres="gpu:1", comment="")
+        for at in range(len(CASES))
+    ]
+    for job in urgent:
+        site.ended(job, "COMPLETED")
+    return jobs
+
+
+def version(site: Site) -> Tuple[int, int, int]:
+    return parse_version(site.cluster.run(["sinfo", "--version"], check=True).stdout)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_preempted_program_that_saves_comes_back_and_does_every_step_once(
+    site: Site, preempted: Dict[str, str], name: str
+) -> None:
+    job, case = preempted[name], CASES[name]
+    assert int(site.ended(job, "COMPLETED")["RestartCnt"]) == site.runs(job) - 1 >= 1
+    done = steps(site, job)
+    if case.grace_s and not case.before and REQUEUED_IN_GRACE_TIME <= version(site) < (26, 5, 5):
+        done = done[:STEPS]  # Slurm runs it once more when it has finished
+    assert done == list(range(STEPS))
