@@ -66,12 +66,14 @@ def _run(options: argparse.Namespace) -> int:
     tools = asked_tools(options.tool or [], options.xmem)
     truth = chosen_jobs()
     runs = [run for run in truth.runs if options.match in run.key]
-    done = {(row.get("key"), row["tool"]) for row in read_rows(options.out)}
+    rows = read_rows(options.out)
+    done = {(row.get("key"), row["tool"]) for row in rows}
     versions = import_sources([entry_of(run.row) for run in runs])
     gc.collect()
     gc.freeze()
-    if not done:
-        _add(options.out, {"tool": "about", "versions": versions, "machine": platform.machine()})
+    about = {"tool": "about", "versions": versions, "machine": platform.machine()}
+    if [row for row in rows if row["tool"] == "about"][-1:] != [about]:
+        _add(options.out, about)  # of the rows that follow
     for run in runs:
         texts = truth.texts[run.summary]
         text = next(texts[name] for name in TEXTS if name in texts)

@@ -6,19 +6,14 @@ None knows CUDA's context; `score` adds the same to all of them.
 from __future__ import annotations
 
 import importlib
-import weakref
 from typing import Any, Callable, Dict, List, Mapping, Set, Tuple
-
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from lab.others.training import as_fake, built, training_of
 from lab.score.trace_rows import trace_row
 from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.tracing.model.fake_mode import LiveTensors
 
 Row = Mapping[str, Any]
 Answer = Dict[str, Any]
@@ -73,40 +68,12 @@ def fake_tensors(row: Row) -> Answer:
     model = as_fake(built(row), mode)
     with mode:
         training = training_of(row, model)
-        live = _LiveTensors()
+        live = LiveTensors()
         live.add([*training.model.parameters(), *training.model.buffers()])
         with live:
             for _ in range(STEPS):
                 training.step()
     return {"reserved_bytes": live.peak}
-
-
-class _LiveTensors(TorchDispatchMode):
-    """Counts the storages that are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen = WeakIdKeyDictionary()
-        self._now = 0
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.add(tree_leaves(out))
-        return out
-
-    def add(self, values: List[Any]) -> None:
-        """Count the storages of these tensors, each once."""
-        for value in values:
-            storage = value.untyped_storage() if isinstance(value, torch.Tensor) else None
-            if storage is not None and storage not in self._seen:
-                self._seen[storage] = size = storage.nbytes()
-                weakref.finalize(storage, self._gone, size)
-                self._now += size
-        self.peak = max(self.peak, self._now)
-
-    def _gone(self, size: int) -> None:
-        self._now -= size
 
 
 def veritas_est(row: Row) -> Answer:

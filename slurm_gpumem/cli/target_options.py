@@ -21,6 +21,7 @@ from slurm_gpumem.units import parse_mib
 if TYPE_CHECKING:
     # Tracing is loaded where code is named: most calls name a summary's file.
     from slurm_gpumem.config.load import Config
+    from slurm_gpumem.tracing.guard.limits import Limits
     from slurm_gpumem.tracing.model.spec import TraceRequest
     from slurm_gpumem.tracing.script.run import TracedScript
 
@@ -232,14 +233,14 @@ def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = Fals
     from slurm_gpumem.tracing.model.request import trace_code
     from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU
     from slurm_gpumem.tracing.script.hints import PHASE
-    from slurm_gpumem.tracing.script.run import Limits, State
+    from slurm_gpumem.tracing.script.run import State
 
     data = request.to_json().encode()
     run = ScriptRun(request.target.label, data, (), dict(os.environ), os.getcwd(), ANY_GPU)
     kept = None if again or args.python else cache.known(run)
     if kept is not None:
         return kept
-    limits = Limits(args.time_limit, memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None)
+    limits = trace_limits(args)
     started = time.time()
     with StatusLine() as line:
 
@@ -252,6 +253,13 @@ def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = Fals
     if not args.python:
         cache.keep(run, traced, started)  # where it cannot be kept it is traced again
     return traced
+
+
+def trace_limits(args: argparse.Namespace) -> Limits:
+    """What the process that runs the code may take."""
+    from slurm_gpumem.tracing.guard.limits import Limits
+
+    return Limits(args.time_limit, memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None)
 
 
 def _accumulation(settings: JobSettings, args: argparse.Namespace) -> int:
