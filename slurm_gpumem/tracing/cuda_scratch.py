@@ -120,6 +120,36 @@ def _sort(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
+def _trilinear(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Of three factors the first two are multiplied first (`nn.Bilinear`; ATen's Linear.cpp).
+
+    One place along the unrolled dimension after the other. What the third factor has too is summed later:
+    the gradient of a bilinear layer's first input is, for a while, a matrix for each row.
+    """
+    name, sums = func._schema.name, set(args[6])
+    unrolled = args[7] if len(args) > 7 else kwargs.get("unroll_dim", 1)
+    factors = [_expanded(data, places) for data, places in zip(args[:3], args[3:6])]
+    early = sums & set(args[5]) - {unrolled}
+    places = [place for place in range(len(factors[0])) if place != unrolled and place not in early]
+    result = func(*args, **kwargs)
+    recorder.note(result, name)
+    numbers = prod(max(factors[0][place], factors[1][place]) for place in places)
+    product = recorder.take(numbers * result.element_size(), name)
+    steps = 1 if unrolled in sums else max(1, *(factor[unrolled] for factor in factors))
+    summed = recorder.take(size_of(result) // steps, name)
+    recorder.drop(product)
+    recorder.drop(summed)
+    return result
+
+
+def _expanded(data: Tensor, places: Any) -> List[int]:
+    """Its sizes, with ones at these places."""
+    sizes = [int(size) for size in data.shape]
+    for place in sorted(places):
+        sizes.insert(place, 1)
+    return sizes
+
+
 def _embedding_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     gradient, tokens, rows = args[:3]
     if int(tokens.numel()) <= _ATOMIC_TOKENS:
@@ -246,6 +276,7 @@ SCRATCH: Dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _ctc_backward,
     aten._ctc_loss_backward.Tensor: _ctc_backward,
     aten.roll.default: _roll,
+    aten._trilinear.default: _trilinear,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
     aten.im2col.default: copying(0, either=False, then=_unfold),

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.choices import choices_of
+from slurm_gpumem.tracing.choices import choices_of, share_of
 from slurm_gpumem.tracing.guards import loop_answer, wanted
 from slurm_gpumem.tracing.sparse_products import parts_of, sparse_on_cpu, sparse_on_meta
 from slurm_gpumem.tracing.values import give, is_wrapped, made_up_numbers, value_of
@@ -22,6 +22,8 @@ Handler = Callable[[Any, Any, Any, Any], Any]
 
 def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
     """A meta tensor's numbers on the CPU: the known ones, or ones (zeros for whole numbers).
+
+    A mask holds where its share says, and everywhere if nothing is known of it, as where it selects.
 
     An index among several choices gets each of them equally often, beginning in the middle: the first is
     often one that is never taken (the mean of a spectrum, by which code then divides).
@@ -35,6 +37,10 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
         return ((torch.arange(tensor.numel()) + choices // 2) % choices).view(tensor.shape).to(kind)
     if parts_of(tensor):
         return sparse_on_cpu(tensor, kind)
+    if tensor.dtype == torch.bool:
+        share = share_of(tensor)
+        count = tensor.numel() if share is None else round(share * tensor.numel())
+        return (torch.arange(tensor.numel()) < count).view(tensor.shape).to(kind)
     made = torch.ones if kind.is_floating_point else torch.zeros
     return made(tensor.shape, dtype=kind)
 

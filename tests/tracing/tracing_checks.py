@@ -435,6 +435,14 @@ def as_on_cuda() -> Dict[str, Any]:
     def ordered(x: torch.Tensor) -> torch.Tensor:
         return x.view(-1, 5000).sort(descending=True)[0]
 
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.pair = nn.Linear(64, 32), nn.Bilinear(32, 64, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.pair(self.first(x), x))
+
     library = ModuleType("transformers.utils.generic")
     library.maybe_autocast = (  # type: ignore[attr-defined]
         lambda device_type, enabled=True: (
@@ -452,6 +460,7 @@ def as_on_cuda() -> Dict[str, Any]:
         "softmax fp16": taken(Step(softmax), tokens, precision="amp-fp16"),
         "shared heads": taken(Step(shared), tokens, precision="amp-bf16"),
         "rolled": taken(Step(rolled), tokens),
+        "scored": taken(Scored(), tokens),
         "ordered": {
             rows: taken(Step(ordered), torch.empty(rows, 5000, device="meta")) for rows in (1, 100, 200)
         },

@@ -44,6 +44,17 @@ for step in range(5):
     assert [count.item() for count in counts] == [2.0, 12.0]
     optimizer.zero_grad(); layer(far[:, :8]).sum().backward(); optimizer.step()
 """,
+    # Data that stays on the CPU, chosen by what was computed on the GPU.
+    "chosen on the CPU": """
+layer = nn.Linear(64, 10).cuda(); optimizer = torch.optim.Adam(layer.parameters())
+data = torch.randn(4000, 64)
+data = data[torch.cat([(torch.randn(1000, device="cuda") > 0).cpu() for _ in range(4)])]
+for x in data.split(1000):
+    scores = layer(x.cuda())
+    right = scores.argmax(1) == torch.zeros(len(x), dtype=torch.int64, device="cuda")
+    assert len(x) == 1000 and 50 <= right.cpu().sum() <= 200, right.cpu().sum()
+    optimizer.zero_grad(); scores.sum().backward(); optimizer.step()
+""",
     # Layers that `forward` makes for one call: nobody has them any more when it ends.
     "layers of one call": """
 class Net(nn.Module):
@@ -227,6 +238,12 @@ def test_checks_of_values_pass_and_old_constructors_follow_the_default_type(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
     assert _trace(runs["checks"]).job.optimizer == "adam"
+
+
+def test_a_mask_on_the_cpu_holds_where_it_selects_on_the_gpu(runs: Dict[str, Future[TracedScript]]) -> None:
+    found = runs["chosen on the CPU"].result()
+    assert found.facts["ended"]
+    assert found.facts["steps"] == 4
 
 
 def test_layers_that_forward_makes_for_one_call_are_listed(runs: Dict[str, Future[TracedScript]]) -> None:
