@@ -31,10 +31,10 @@ def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path, tmp_
     picture = [line for line in done.stdout.splitlines() if re.match(r"(n\d| {2}) {2}gpu\d ", line)]
     # Two GPUs, before and after the end of one job.
     assert len(picture) == 4
-    assert " 1 resnet50 74 " in picture[0]
-    assert " 3 vit 66 " in picture[1]
+    assert " 1 resnet50 80 " in picture[0]
+    assert " 3 vit 75 " in picture[1]
     assert " 3 vit " not in picture[3]
-    assert " 8 bert 95 " in picture[3]
+    assert " 8 bert 103 " in picture[3]
     rows = re.findall(
         r"^\d +\w+ +(\w+) +h200 +([\d.]+)G +([\d.]+)G +([\d.]+)G +([\d.]+)G .* COMPLETED *(.*)$",
         done.stdout,
@@ -44,7 +44,7 @@ def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path, tmp_
     for name, estimated, need, share, peak, note in rows:
         assert 0 < float(estimated) <= float(need) <= float(share) <= 140, name
         assert note or float(peak) <= float(need), name
-    assert [row[-1] for row in rows if row[-1]] == ["OOM at 7.0G -> 15.0G, finished"]
+    assert [row[-1] for row in rows if row[-1]] == ["OOM at 8.0G -> 15.0G, finished"]
     assert re.search(r"^3 +\w+ +vit .* CANCELLED$", done.stdout, re.MULTILINE)
     assert "warning" not in done.stdout
     unprepared = done.stdout.partition("5. A script that nobody prepared")[2]
