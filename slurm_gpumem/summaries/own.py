@@ -108,6 +108,7 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
         "benchmark": trace.benchmark,
         **({"finished": True} if trace.finished else {}),
         **({"unfinished": trace.unfinished} if trace.unfinished else {}),
+        **({"varied": True} if trace.varied else {}),
         "remarks": trace.remarks,
         "operators": list(operators),
         "modules": list(modules),
@@ -215,6 +216,7 @@ def trace_of(content: Any) -> Trace:
         benchmark=content.get("benchmark", False) is True,
         finished=content.get("finished", False) is True,
         unfinished=_text(content.get("unfinished", ""), "unfinished"),
+        varied=content.get("varied", False) is True,
         remarks=tuple(_text(text, "remark") for text in _list(content.get("remarks", []), "remarks")),
         kernels=tuple(_kernel(row) for row in _list(content.get("kernels", []), "kernels")),
     )

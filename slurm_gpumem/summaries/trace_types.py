@@ -197,6 +197,8 @@ class Trace:
     """The script came to its end, and nothing of it was skipped: it has no more batches than these."""
     unfinished: str = ""
     """How much of the script was seen, in words, where its end was not: "2 of 30 epochs"."""
+    varied: bool = False
+    """Its batches have many shapes, and not all of them were seen."""
     remarks: Tuple[str, ...] = field(default=())
     """What was assumed: unknown operators, values that were made up."""
     kernels: Tuple[Kernel, ...] = field(default=())

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.margin import unfinished_factor
-from slurm_gpumem.estimators.traced.estimator import estimate_trace
+from slurm_gpumem.estimators.traced.estimator import VARIED_FACTOR, estimate_trace
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.estimators.whatif import jump_before
@@ -83,3 +83,20 @@ def test_the_request_of_an_unfinished_trace_is_wider_and_its_peak_the_same() -> 
     assert cut.peak_mib == whole.peak_mib
     assert cut.request_mib - context == ceil((whole.request_mib - context) * unfinished_factor())
     assert 1 < unfinished_factor() < 4
+
+
+def test_the_request_of_batches_of_many_shapes_is_wider_unless_segments_expand() -> None:
+    sites = (Site((GIB,), "parameter", "", "weights"), Site((GIB,), "aten::addmm", "0", "activations"))
+    phases = (Phase(0, "setup", 0), Phase(1, "forward", 1), Phase(3, "forward", 2))
+    trace = Trace(TracedJob(batch=1), "meta", sites, (0, 1, -1, 1, -1), phases)
+    whole, varied = (
+        estimate_trace(replace(trace, varied=many), TrainingJob(1), find_gpu("h200"))
+        for many in (False, True)
+    )
+    context = whole.parts["context"]
+    assert varied.request_mib - context == ceil((whole.request_mib - context) * VARIED_FACTOR)
+    expands = TrainingJob(1, alloc_conf="expandable_segments:True")
+    plain, same = (
+        estimate_trace(replace(trace, varied=many), expands, find_gpu("h200")) for many in (False, True)
+    )
+    assert same.request_mib == plain.request_mib

@@ -30,6 +30,9 @@ _PART_OF = {
 }
 AUTOTUNING_MARGIN = 1.1
 """What requests allow for, times what cuDNN tries by the rule: other algorithms, half-full segments."""
+VARIED_FACTOR = 1.3
+"""What the request of a job whose batches have many shapes is multiplied by, without context: as much as the
+worst of 22 such scripts took (`python -m lab.fit.unfinished` prints them)."""
 LARGER_SCALE = (1.5, 1.5, 1.5)
 """By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
 again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
@@ -82,8 +85,9 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
         max(least, peak, ceil(at) + moved)
         for at in margin.requests(float(peak - moved), job.batch_size, spread)
     )
-    if trace.unfinished:
-        requests = tuple(context + ceil((one - context) * unfinished_factor()) for one in requests)
+    if trace.unfinished or (trace.varied and not settings.expandable):
+        factor = unfinished_factor() if trace.unfinished else VARIED_FACTOR
+        requests = tuple(context + ceil((one - context) * factor) for one in requests)
     if timeline.unseen_autotuning > (max(requests) - context) * MIB:
         warnings = (*warnings, _unseen_autotuning(timeline))
     larger = 0

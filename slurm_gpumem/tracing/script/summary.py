@@ -34,7 +34,9 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     trace = _trace(recorder, job)
     all_run = not steps.fast_forward and not tracer.rounds.left_out
     unfinished = _seen_until_the_end(tracer)
-    trace = replace(trace, finished=tracer.came_to_its_end and all_run, unfinished=unfinished)
+    finished = tracer.came_to_its_end and all_run
+    varied = tracer.skips.varies and not finished
+    trace = replace(trace, finished=finished, unfinished=unfinished, varied=varied)
     if root is not None:
         root.measure()
     summary = ModelSummary(
@@ -135,11 +137,11 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
         )
     if not tracer.came_to_its_end:
         found = (*found, *evaluations.not_reached(tracer.steps.evaluating))
-    if tracer.skips.varies and not trace.finished:
+    if trace.varied:
         found = (
             *found,
-            "its batches have many shapes: how much PyTorch keeps of them depends on their order, and may "
-            "be more than asked for. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps that low",
+            "its batches have many shapes: how much PyTorch keeps of them depends on their order. The "
+            "request has a margin for that, which PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True saves",
         )
     if trace.uses_conv and torch.backends.cudnn.deterministic and not trace.benchmark:
         found = (
