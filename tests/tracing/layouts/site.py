@@ -82,8 +82,11 @@ def _tried(spec: Dict[str, Any], started: List[subprocess.Popen[bytes]]) -> Dict
             return {"skipped": f"{words[1]} did not start"}
     environment = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "LC_ALL": "C", **spec["environment"]}
     # Somebody else's process of the same user, and what it holds.
-    outside = subprocess.Popen(_as_user(["sleep", "600"], spec))
+    alive = ["sh", "-c", "echo; exec sleep 600"]
+    outside = subprocess.Popen(_as_user(alive, spec), stdout=subprocess.PIPE)
     started.append(outside)
+    assert outside.stdout is not None
+    outside.stdout.readline()  # before, it is still root's
     state = _state(outside.pid)
     os.listdir(spec["cwd"])  # the user is there: it is mounted
     watched = [path for path in spec["watched"] if os.path.isdir(path)]
