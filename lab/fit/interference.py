@@ -163,6 +163,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         "format": FORMAT,
         "modes": modes,
         "turns": turns._asdict(),
+        "priority": json.loads((MODELS / FILE).read_text())["priority"],  # lab.fit.priority follows
         "card": {**card, "turns": f"{several} sets of several users"},
     }
     path.write_text(json.dumps(content, separators=(",", ":")) + "\n")

@@ -17,8 +17,8 @@ from lab.places import MODELS, SETS, under
 from lab.shared_speeds import load_from, usual_load
 from lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import budget
-from slurm_gpumem.utilization.interference import FILE, JobLoad, Prepared, prepare
-from slurm_gpumem.utilization.sets import SIDE
+from slurm_gpumem.utilization.interference import FILE, JobLoad, Prepared, Priority, prepare
+from slurm_gpumem.utilization.sets import SIDE, by_priority
 
 ROWS = SETS / "priorities.jsonl"
 LOW: Mapping[str, FrozenSet[str]] = {
@@ -32,12 +32,11 @@ TOTALS = tuple(0.05 * 1.05**step for step in range(99))
 
 
 class Measured(NamedTuple):
-    """One set: its jobs, which had the lower priority, and how many times as long each took as alone."""
+    """One set: its jobs, "busy" those of lower priority, and how many times as long as alone each took."""
 
     way: str
     kinds: Sequence[str]
     jobs: Sequence[Prepared]
-    low: Sequence[bool]
     slow: Sequence[float]
 
 
@@ -50,28 +49,20 @@ def measured(path: Path, known: Mapping[str, float]) -> List[Measured]:
         if row["part"] == "set" and row["way"] in (*PLAIN, *LOW):
             alone = next(one for one in rows if one["part"] == "alone" and one["way"] == row["way"])
             kinds = row["kinds"]
-            jobs = [prepare(usual_load(active[kind], 1 / alone[kind]), known) for kind in kinds]
+            loads = [usual_load(active[kind], 1 / alone[kind]) for kind in kinds]
             low = [kind in LOW.get(row["way"], ()) for kind in kinds]
-            sets.append(Measured(row["way"], kinds, jobs, low, row["slow"]))
+            jobs = [prepare(load, known)._replace(busy=busy) for load, busy in zip(loads, low)]
+            sets.append(Measured(row["way"], kinds, jobs, row["slow"]))
     return sets
-
-
-def predicted(one: Measured, eased: float, raised: float) -> List[float]:
-    """How many times as long each job of the set takes."""
-    busy = sum(job.pressure for job, low in zip(one.jobs, one.low) if low)
-    light = sum(job.pressure for job in one.jobs) - busy
-    return [
-        job.stretch(busy - job.pressure + raised * light)
-        if low
-        else job.stretch(light - job.pressure + eased * busy)
-        for job, low in zip(one.jobs, one.low)
-    ]
 
 
 def error(sets: Sequence[Measured], eased: float, raised: float) -> float:
     """Root mean square of the logarithms of predicted over measured."""
+    priority = Priority(eased, raised, ())
     off = [
-        log(said / slow) ** 2 for one in sets for said, slow in zip(predicted(one, eased, raised), one.slow)
+        log(speed * slow) ** 2
+        for one in sets
+        for speed, slow in zip(by_priority(one.jobs, priority), one.slow)
     ]
     return float(fmean(off) ** 0.5)
 
@@ -111,7 +102,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     print(f"eased {eased:g}, raised {raised:g}")
     for way in (*PLAIN, *LOW):
         chosen = [one for one in sets if one.way == way]
-        off = exp(error(chosen, *((eased, raised) if way in LOW else (1.0, 1.0)))) - 1
+        off = exp(error(chosen, eased, raised)) - 1
         work = fmean(sum(1 / slow for slow in one.slow) for one in chosen)
         light = fmean(s for one in chosen for kind, s in zip(one.kinds, one.slow) if kind == "small")
         print(f"{way:<8}{len(chosen)} sets, off by {100 * off:.0f} %, work {work:.2f}, light {light:.2f}")

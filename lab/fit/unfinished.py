@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from statistics import median
-from typing import List, NamedTuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 
 from lab.places import MODELS
 from lab.scripts.lists import LISTS
@@ -20,9 +20,12 @@ from slurm_gpumem.estimators import gpus, margin, registry
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.summaries.trace_types import Trace
+from slurm_gpumem.summaries.types import ModelSummary
 
+GPU = "h200"
 STEPS = 3
 FORMAT = "gpumem-unfinished/1"
+Row = Dict[str, Any]
 _MANY = "its batches have many shapes"
 
 
@@ -48,45 +51,42 @@ def cut_short(trace: Trace) -> Trace:
     return replace(trace, events=trace.events[:end], phases=phases, finished=False, kernels=())
 
 
-def cuts(gpu_name: str = "h200") -> List[Cut]:
-    """Every training of the lists that was traced and ran."""
-    gpu = gpus.find_gpu(gpu_name)
-    found = []
-    for name in LISTS:
-        rows = load([name])
-        judged = {one.name for one in judge(rows, gpu_name).judged}
-        for row in rows:
-            summary = parse(row["trace"], origin="row") if row["name"] in judged else None
-            if (
-                summary is None
-                or summary.trace is None
-                or row["trace_facts"].get("kind", "training") != "training"
-            ):
-                continue
-            short = replace(summary, trace=cut_short(summary.trace))
-            made = registry.run("auto", short, training_job(short, StatedTraining()), gpu)
-            context = made.parts["context"]
-            need = measured_need(row, context)
-            found.append(Cut(f"{name}/{row['name']}", need - context, made.request_mib - context))
-    return found
+def cuts() -> List[Cut]:
+    """Every training of the lists that was traced and ran, its trace cut short."""
+
+    def short(row: Row, summary: ModelSummary, trace: Trace) -> Optional[ModelSummary]:
+        trains = row["trace_facts"].get("kind", "training") == "training"
+        return replace(summary, trace=cut_short(trace)) if trains else None
+
+    return _requested(LISTS, short)
 
 
-def varied(gpu_name: str = "h200") -> List[Cut]:
+def varied() -> List[Cut]:
     """Scripts whose batches have many shapes, and which were followed to their end; their margin is a
     constant of the estimator. The eighth list judges it."""
-    gpu = gpus.find_gpu(gpu_name)
+
+    def plain(row: Row, summary: ModelSummary, trace: Trace) -> Optional[ModelSummary]:
+        many = _MANY in row["trace"] and not trace.unfinished
+        return replace(summary, trace=replace(trace, varied=False)) if many else None
+
+    return _requested([name for name in LISTS if name != "eighth"], plain)
+
+
+def _requested(
+    lists: Iterable[str], change: Callable[[Row, ModelSummary, Trace], Optional[ModelSummary]]
+) -> List[Cut]:
+    """What scripts of these lists ask for with a changed summary; those without one are left out."""
+    gpu = gpus.find_gpu(GPU)
     found = []
-    for name in LISTS:
-        rows = [] if name == "eighth" else load([name])
-        judged = {one.name for one in judge(rows, gpu_name).judged} if rows else set()
+    for name in lists:
+        rows = load([name])
+        judged = {one.name for one in judge(rows, GPU).judged}
         for row in rows:
-            if row["name"] not in judged or _MANY not in row["trace"]:
+            summary = parse(row["trace"], origin="row") if row["name"] in judged else None
+            changed = change(row, summary, summary.trace) if summary and summary.trace else None
+            if changed is None:
                 continue
-            summary = parse(row["trace"], origin="row")
-            if summary.trace is None or summary.trace.unfinished:
-                continue
-            plain = replace(summary, trace=replace(summary.trace, varied=False))
-            made = registry.run("auto", plain, training_job(plain, StatedTraining()), gpu)
+            made = registry.run("auto", changed, training_job(changed, StatedTraining()), gpu)
             context = made.parts["context"]
             need = measured_need(row, context)
             found.append(Cut(f"{name}/{row['name']}", need - context, made.request_mib - context))

@@ -48,7 +48,7 @@ def speeds(way: str, jobs: Sequence[Sharer], turns: Optional[Turns] = None) -> L
     if way == TIMESLICE:
         return _in_turns(jobs, range(len(jobs)), turns or packaged().turns)
     if way == SHARED:
-        return _by_priority([job.side for job in jobs], packaged().priority)
+        return by_priority([job.side for job in jobs], packaged().priority)
     users = [job.user for job in jobs]
     if way == EQUAL or len(set(users)) == 1:
         return _together([job.side for job in jobs])
@@ -60,7 +60,8 @@ def _together(jobs: Sequence[Prepared]) -> List[float]:
     return [_speed(job, total - job.pressure) for job in jobs]
 
 
-def _by_priority(jobs: Sequence[Prepared], priority: Priority) -> List[float]:
+def by_priority(jobs: Sequence[Prepared], priority: Priority) -> List[float]:
+    """Speeds at one server for all users."""
     busy = sum([job.pressure for job in jobs if job.busy])
     light = sum([job.pressure for job in jobs if not job.busy])
     on_busy, on_light = busy + priority.raised * light, light + priority.eased * busy

@@ -31,10 +31,13 @@ import rehearsal
 from life_machine import Machine
 from rehearsal import CONTEXT_GIB, Gauge, Planned, Rows, marks_of, read_rows, submit
 from rehearsal_calm import length, union
-from rehearsal_limit import asked_shards
+from rehearsal_limit import GPU_SHARDS, asked_shards
 
 from lab.score.short_queue import MEMORY_GIB, QUEUE
+from lab.shared_speeds import usual_load
 from slurm_gpumem.site.queue_order import flow_settings
+from slurm_gpumem.utilization.budget import worst_of
+from slurm_gpumem.utilization.sets import SHARED
 
 MODE = "default"
 SHORT = (3, 8)
@@ -62,6 +65,8 @@ class Figures(NamedTuple):
     whole_makespan: float
     whole_completion: float
     whole_energy: Optional[float]
+    of_bound: float
+    """The largest slowdown as a part of what was predicted at most for that job and its share."""
     saved: float
     """GPU time with a job on it, less than if each had had it alone, with start-up as long as it was."""
     reported: Optional[float]
@@ -176,14 +181,14 @@ def figures(out: Path) -> Figures:
         if "ready" in job
     )
     last = max((job["done"] for job in done), default=0.0)
+    limit = next(row["max_slowdown"] for row in mine if "max_slowdown" in row)
     return Figures(
         jobs=len(jobs),
         lost=len(jobs) - len(done),
         makespan=last,
         completion=fmean(job["done"] - job["submitted"] for job in done),
-        slow=sorted(
-            (job["done"] - job["ready"]) * kinds[job["kind"]]["steps_per_s"] / job["steps"] for job in done
-        ),
+        slow=sorted(_slowdown(job, kinds) for job in done),
+        of_bound=max(_slowdown(job, kinds) / _bound(job, kinds, limit) for job in done),
         energy=None if summary["energy_j"] is None else summary["energy_j"] / 1000,
         whole_makespan=ends[-1],
         whole_completion=fmean(ends),
@@ -196,6 +201,17 @@ def figures(out: Path) -> Figures:
         cancelled=len([job for job in ended if "cancelled" in job]),
         victims=sum("illegal" in f"{job.get('failed')} {job.get('error')}" for job in jobs),
     )
+
+
+def _slowdown(job: Dict[str, Any], kinds: Dict[str, Any]) -> float:
+    return float((job["done"] - job["ready"]) * kinds[job["kind"]]["steps_per_s"] / job["steps"])
+
+
+def _bound(job: Dict[str, Any], kinds: Dict[str, Any], limit: float) -> float:
+    """By today's model, with priorities."""
+    kind = kinds[job["kind"]]
+    load = usual_load(kind["sm"], 1 / kind["steps_per_s"])
+    return worst_of(load, job["shards"] / GPU_SHARDS, limit, SHARED)
 
 
 def _held(jobs: Sequence[Dict[str, Any]], last: float) -> List[Tuple[float, float]]:
@@ -212,7 +228,8 @@ def lines(found: Figures) -> List[str]:
         f"jobs {found.jobs}, lost {found.lost}, out of memory and back {found.came_back}",
         f"makespan {part(found.makespan, found.whole_makespan)}",
         f"mean time to completion {part(found.completion, found.whole_completion)}",
-        f"slowdown of training: median {median(found.slow):.2f}, worst {found.slow[-1]:.2f}",
+        f"slowdown of training: median {median(found.slow):.2f}, worst {found.slow[-1]:.2f}; "
+        f"at most {found.of_bound:.2f} of the job's own bound",
         f"energy {kj(found.energy)}, one after another {kj(found.whole_energy)}",
         f"GPU time saved {100 * found.saved:.0f} %, by gpumem report "
         + ("–" if found.reported is None else f"{100 * found.reported:.0f} %"),
