@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from hypothesis import settings
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
 from tests.support.long_tests import is_long, read_list
+from tests.support.waiting import remove_tree
 
 # A busy machine is no reason to fail: a property test is judged by its result, not by its time.
 settings.register_profile("gpumem", deadline=None)
@@ -82,7 +82,7 @@ def state_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="gpumem-"))
     folder.chmod(0o755)
     yield folder
-    shutil.rmtree(folder)
+    remove_tree(folder)
 
 
 class _clusters:
@@ -97,7 +97,7 @@ class _clusters:
     def __exit__(self, *exc: object) -> None:
         for cluster in reversed(self._running):
             cluster.stop()
-            shutil.rmtree(cluster.layout.root)
+            remove_tree(cluster.layout.root)
 
     def _make(self, **fields: Any) -> Cluster:
         fields.setdefault("state", Path(tempfile.mkdtemp(prefix="gpumem-")))
@@ -107,7 +107,7 @@ class _clusters:
         try:
             cluster = up(ClusterSpec(**fields))
         except Exception:
-            shutil.rmtree(fields["state"])
+            remove_tree(fields["state"])
             raise
         self._running.append(cluster)
         return cluster

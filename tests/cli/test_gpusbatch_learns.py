@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -18,7 +17,7 @@ from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
 from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.formats.remembered import Recipe, write_remembered
 from tests.support.slurm_jobs import hold_until, live_peaks
-from tests.support.waiting import until
+from tests.support.waiting import remove_tree, until
 
 GPUSBATCH = str(Path(sys.executable).with_name("gpusbatch"))
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
@@ -97,7 +96,7 @@ def site() -> Iterator[Tuple[Cluster, Path]]:
         yield cluster, folder
     finally:
         cluster.stop()
-        shutil.rmtree(folder)
+        remove_tree(folder)
 
 
 @pytest.mark.slurm

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from slurm_gpumem.formats.comment import parse_record
 from tests.support.needs import needs_torch
 from tests.support.other_user import as_user, own, user_id, user_python
 from tests.support.timing import slowness
-from tests.support.waiting import until
+from tests.support.waiting import remove_tree, until
 
 pytestmark = needs_torch
 
@@ -120,7 +119,7 @@ def desk(cluster: Cluster) -> Iterator[TraceDesk]:
         cluster.run(["scancel", *found.jobs])
         # The next test finds an empty queue, also where a job takes its time to end.
         until(lambda: found.queue() == [])
-    shutil.rmtree(folder)
+    remove_tree(folder)
 
 
 def test_an_unmodified_script_is_traced_and_asks_for_what_it_needs(desk: TraceDesk) -> None:

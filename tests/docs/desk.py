@@ -22,6 +22,7 @@ from slurm_gpumem.site.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 from tests.docs.pages import Before, File, Part, Screen, Step, skipped
 from tests.support.other_user import USER, own, user_python
+from tests.support.waiting import remove_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
@@ -116,7 +117,7 @@ def _desk(with_slurm: bool) -> Iterator[Tuple[Path, Dict[str, str]]]:
         else:
             yield folder, _environment(folder, {})
     finally:
-        shutil.rmtree(root)
+        remove_tree(root)
 
 
 def _for_another_user(root: Path) -> Path:

@@ -23,7 +23,7 @@ from slurm_gpumem.node.mps import MpsService
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, left_of_daemons, samplers_of, take_haste_away
 from tests.support.end_library import build_end_library
 from tests.support.slurm_jobs import submit
-from tests.support.waiting import until
+from tests.support.waiting import remove_tree, until
 
 USERS = ("nobody", "daemon")
 
@@ -119,7 +119,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
     cluster.stop()
     for home in (root / "run" / "mps").glob("*/*"):
         remove_home(home)
-    shutil.rmtree(root)
+    remove_tree(root)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, samplers_of
 from tests.support.slurm_jobs import live_peaks, verified_peaks
-from tests.support.waiting import until
+from tests.support.waiting import remove_tree, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
 CRED_EXPIRE_S = 5
@@ -262,7 +262,7 @@ def close_site(site: Site) -> None:
     mounted = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
     for folder in [path for path in mounted if path.startswith(f"{site.root}/")]:
         subprocess.run(["umount", "--lazy", folder], check=True)
-    shutil.rmtree(site.root)
+    remove_tree(site.root)
 
 
 @pytest.fixture(scope="module")

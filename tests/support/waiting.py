@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import time
+from pathlib import Path
 from typing import Any, Callable
 
 PATIENCE_S = 120.0
@@ -18,3 +21,18 @@ def until(
         assert time.monotonic() < deadline, f"did not come true within {timeout_s:g} s {but()}"
         time.sleep(0.05)
     return value
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, also while a program that is ending writes its last line into it."""
+
+    def removed() -> bool:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            # Written into while it was emptied, or emptied by who wrote: the next try finds it still.
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT):
+                raise
+        return not folder.exists()
+
+    until(removed)

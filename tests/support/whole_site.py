@@ -18,7 +18,7 @@ from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY
 from tests.recovery.conftest import install_package
 from tests.support.end_library import build_end_library
-from tests.support.waiting import until
+from tests.support.waiting import remove_tree, until
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
 Saved = Dict[Path, Tuple[int, int, int, Optional[bytes]]]
@@ -152,7 +152,7 @@ def make_whole_site(
     try:
         cluster = make(**options)
     except BaseException:
-        shutil.rmtree(root)
+        remove_tree(root)
         raise
     site = WholeSite(cluster, root)
     (hooks / "hooks.conf").write_text(
@@ -179,4 +179,4 @@ def make_whole_site(
 def close_whole_site(site: WholeSite) -> None:
     """Remove what the cluster's own end does not."""
     site.cluster.stop()
-    shutil.rmtree(site.root)
+    remove_tree(site.root)

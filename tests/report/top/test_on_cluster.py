@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import pty
-import shutil
 import signal
 import struct
 import subprocess
@@ -25,7 +24,7 @@ from slurm_gpumem.devcluster.spec import NodeSpec
 from tests.node.conftest import needs_root
 from tests.recovery.conftest import install_package
 from tests.support.slurm_jobs import submit
-from tests.support.waiting import until
+from tests.support.waiting import remove_tree, until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 MINE, THEIRS = "nobody", "daemon"
@@ -80,7 +79,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         yield made
     finally:
         cluster.stop()
-        shutil.rmtree(root)
+        remove_tree(root)
 
 
 def test_a_user_sees_their_own_jobs_with_what_is_beside_them(site: Site) -> None:
