@@ -6,7 +6,7 @@ from typing import Iterator
 
 from slurm_gpumem.site.check_gpus import shared_partitions
 from slurm_gpumem.site.findings import Finding, Severity
-from slurm_gpumem.site.queue_order import NOTE, WORD, has_patience, window_for
+from slurm_gpumem.site.queue_order import NOTE, WORD, has_patience, starves, window_for
 from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, spreads, value_of, without_time_limit, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
@@ -29,6 +29,14 @@ def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
             f"SchedulerParameters has no {WORD}",
             "a share that waits holds its node: of the jobs behind it only those start there that end before",
             f"gpumem setup proposes a value where age alone decides who is first; else, {NOTE}",
+        )
+    if starves(now.config):
+        yield Finding(
+            Severity.WARNING,
+            "no-age",
+            f"{WORD} is set, and there is no slurmdbd: Slurm then ignores PriorityWeightAge",
+            "a large share whose priority is lower never gets its turn: small ones go around it forever",
+            f"take {WORD} out of SchedulerParameters in slurm.conf, or run slurmdbd",
         )
     window = window_for(now.config, shared_partitions(now))
     if window:

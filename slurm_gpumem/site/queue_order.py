@@ -2,7 +2,8 @@
 
 Slurm plans by nodes: once it holds a node for a waiting job, nothing else starts there that might still run
 then, however many shares are free. bf_min_prio_reserve is the priority below which a waiting job holds
-nothing. Where priority is age and nothing else, it is a time: what waits for longer gets its turn.
+nothing. Where priority is age and nothing else, it is a time: what waits for longer gets its turn. Slurm
+counts age only with slurmdbd: without it nobody would ever get there, and large shares would starve.
 
 A job whose start is farther ahead than backfill looks (bf_window, a day) holds nothing either, and long jobs
 go around it forever: the window must reach as far as the longest time limit.
@@ -30,13 +31,25 @@ _MAX_AGE_S = 7 * 86_400.0
 _OTHER_WEIGHTS = ("Assoc", "FairShare", "JobSize", "Partition", "QOS", "TRES")
 NOTE = (
     f"for small shares to go around a large one that waits: SchedulerParameters={WORD}=N, N being the "
-    "priority of a usual job that has waited for an hour (gpumem docs placement)"
+    "priority of a usual job that has waited for an hour. Only with slurmdbd: without it Slurm ignores age, "
+    "and large shares would wait forever (gpumem docs placement)"
 )
 
 
 def has_patience(running: Mapping[str, str]) -> bool:
     """Whether the site has set it, to whatever value."""
     return any(word.startswith(f"{WORD}=") for word in words_of(running, "SchedulerParameters"))
+
+
+def knows_age(running: Mapping[str, str]) -> bool:
+    """Whether a job's priority rises while it waits, if the site wants it to."""
+    return value_of(running, "AccountingStorageType") == "accounting_storage/slurmdbd"
+
+
+def starves(running: Mapping[str, str]) -> bool:
+    """Whether a job below bf_min_prio_reserve stays there, however long it waits."""
+    by_weights = value_of(running, "PriorityType") == "priority/multifactor"
+    return has_patience(running) and by_weights and not knows_age(running)
 
 
 def window_for(running: Mapping[str, str], partitions: Iterable[Mapping[str, str]]) -> Optional[int]:
@@ -69,8 +82,8 @@ def _is_window(word: str) -> bool:
 
 
 def _patience(running: Mapping[str, str]) -> Dict[str, str]:
-    """Nothing where it is said, or where priorities are more than age."""
-    if has_patience(running) or not _age_decides(running):
+    """Nothing where it is said, where priorities are more than age, or where Slurm knows no age."""
+    if has_patience(running) or not knows_age(running) or not _age_decides(running):
         return {}
     wanted: Dict[str, str] = {}
     if value_of(running, "PriorityType") != "priority/multifactor":

@@ -178,6 +178,16 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "queue-order",
         "bf_min_prio_reserve=N",
     ),
+    "small shares that go around a large one forever": (
+        config(
+            AccountingStorageType="accounting_storage/none",
+            PriorityType="priority/multifactor",
+            SchedulerParameters="bf_min_prio_reserve=595",
+        ),
+        Severity.WARNING,
+        "no-age",
+        "take bf_min_prio_reserve out",
+    ),
     "nodes that fill up in order": (
         replace(
             config(SelectTypeParameters="CR_CORE_MEMORY,LL_SHARED_GRES"),

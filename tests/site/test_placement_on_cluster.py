@@ -23,6 +23,7 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.slurm
 
 SMALL = ("--gres=shard:10", "--mem=64", "--cpus-per-task=1")
+DATABASE = {"AccountingStorageType": "accounting_storage/slurmdbd"}
 
 
 def can_spread(cluster: Cluster) -> bool:
@@ -124,9 +125,8 @@ def test_small_shares_that_end_in_time_flow_around_a_large_one_and_others_wait(
 
 
 def test_small_shares_go_around_a_large_one_until_it_has_waited_long_enough(make_cluster: Any) -> None:
-    flow = flow_settings({})
-    lines = tuple(f"{key}={value}" for key, value in flow.items())
-    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines)
+    lines = tuple(f"{key}={value}" for key, value in flow_settings(DATABASE).items())
+    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines, accounting=True)
     half = submit(cluster, "--gres=shard:20", "--mem=64", "--time=30", command="sleep 600")
     gpus_of(cluster, [half])
     large = submit(cluster, "--gres=shard:40", "--mem=64", "--time=30", command="sleep 600")
@@ -208,9 +208,12 @@ def _backfill_passes(cluster: Cluster) -> int:
 
 @pytest.mark.parametrize("by_age", [False, True])
 def test_a_requeued_job_keeps_its_place_unless_priority_is_age(make_cluster: Any, by_age: bool) -> None:
-    flow = flow_settings({}) if by_age else {}
+    # With the default of 7 days a job's age counts only after 6 s: here after each second.
+    flow = {**flow_settings(DATABASE), "PriorityMaxAge": "1-0", "PriorityCalcPeriod": "1"} if by_age else {}
     lines = tuple(f"{key}={value}" for key, value in flow.items())
-    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines, cred_expire_s=5)
+    cluster = make_cluster(
+        nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines, cred_expire_s=5, accounting=by_age
+    )
     whole = ("--gres=gpu:1", "--mem=64", "--requeue")
     first = submit(cluster, *whole, command="sleep 600")
     until(lambda: states(cluster).get(first) == "RUNNING")

@@ -41,6 +41,7 @@ RIGHT = {
     "PrologEpilogTimeout": "120",
     "DefMemPerCPU": "4000",
 }
+WITH_DATABASE = {"AccountingStorageType": "accounting_storage/slurmdbd"}
 NO_DEFAULT = {key: value for key, value in RIGHT.items() if key != "DefMemPerCPU"}
 
 
@@ -424,7 +425,15 @@ def test_small_shares_go_around_one_that_has_waited_for_less_than_an_hour() -> N
     ],
 )
 def test_priorities_that_a_site_has_chosen_stay(config: Dict[str, str], wanted: Dict[str, str]) -> None:
-    assert flow_settings({"PriorityType": "priority/multifactor", **config}) == wanted
+    running = {"PriorityType": "priority/multifactor", **WITH_DATABASE, **config}
+    assert flow_settings(running) == wanted
+
+
+def test_no_share_goes_around_another_where_slurm_would_not_know_for_how_long() -> None:
+    now = several_nodes(AccountingStorageType="accounting_storage/none")
+    proposal = propose(SetupOptions(), now, memory_of)
+    assert WORD not in proposal.files["slurm.conf"]
+    assert [note for note in proposal.notes if WORD in note and "Only with slurmdbd" in note]
 
 
 @pytest.mark.parametrize(
@@ -442,7 +451,8 @@ def test_priorities_that_a_site_has_chosen_stay(config: Dict[str, str], wanted: 
 def test_backfill_looks_ahead_as_far_as_the_longest_time_limit(
     words: str, longest: str, wanted: Optional[str]
 ) -> None:
-    found = flow_settings({"SchedulerParameters": words}, [{"MaxTime": "1:00:00"}, {"MaxTime": longest}])
+    running = {**WITH_DATABASE, "SchedulerParameters": words}
+    found = flow_settings(running, [{"MaxTime": "1:00:00"}, {"MaxTime": longest}])
     assert found.get("SchedulerParameters") == wanted
 
 
