@@ -198,7 +198,7 @@ class Trace:
     unfinished: str = ""
     """How much of the script was seen, in words, where its end was not: "2 of 30 epochs"."""
     varied: bool = False
-    """Its batches have many shapes, and not all of them were seen."""
+    """Its batches have many shapes, and not all were seen, or they come in another order each time."""
     remarks: Tuple[str, ...] = field(default=())
     """What was assumed: unknown operators, values that were made up."""
     kernels: Tuple[Kernel, ...] = field(default=())

@@ -75,7 +75,7 @@ def install(tracer: Any) -> None:
         if counting is not None and loop is not None and looping is not None:
             counting.measured.look(loop, looping, again=not given or self._gpumem_left_out > 0)
         if given >= least and tracer.fast_forward() and _may_end(asking):
-            in_all = _batches(self)
+            in_all = batches_of(self)
             left = in_all - number
             trainer = trainers.asking(asking, unknown)
             if trainer is not None and not in_all and not trainer.knows_its_end:
@@ -106,7 +106,7 @@ def _asking(frame: Optional[FrameType]) -> Optional[FrameType]:
     return frame
 
 
-def _batches(loader: Any) -> int:
+def batches_of(loader: Any) -> int:
     """In an epoch; 0 where nobody knows."""
     try:
         return len(loader._index_sampler)

@@ -77,6 +77,7 @@ class Tracer:
         self._finished = False
         self._finisher = 0
         """The thread that writes down what was seen."""
+        self._first_seed = torch.initial_seed()
         self.came_to_its_end = False
         """The script has ended by itself."""
         self._claimed = False
@@ -96,6 +97,7 @@ class Tracer:
         self.skips = FastForward(self.recorder, self.places, lambda: self.steps.fast_forward)
         self.steps.after_backward = lambda: self.skips.after_backward(self.steps.optimizers)
         self.steps.skipped = self._skipped
+        self.steps.many_shapes = lambda: self.skips.varies
         self.steps.of_weights = self._run_whole
         self.rounds = Rounds(self)
         self.steps.after_cycle = self.rounds.stepped
@@ -194,6 +196,11 @@ class Tracer:
         guessed = may_guess_again and self.recorder.guess.used
         self._report.say(failed=message, kind=TOLD, guessed=guessed)
         os._exit(1)
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the script has set PyTorch's seed: on a GPU it has the same batches in the same order."""
+        return torch.initial_seed() != self._first_seed
 
     def fast_forward(self) -> bool:
         """Whether loaders may end their epoch: what they feed has nothing new to show."""

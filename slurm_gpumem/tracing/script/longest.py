@@ -1,8 +1,10 @@
-"""Texts of different lengths: the second batch that a loader gives is made of the longest ones.
+"""Texts of different lengths: one batch that a loader gives is made of the longest ones.
 
 A batch is padded to its longest text, so a training needs most when the longest one comes by, which a few
-traced steps would hardly see. Data sets are asked for a few seconds: those whose items have `input_ids`, and
-those whose items are tensors or lists of numbers that a function of the script's puts together.
+traced steps would hardly see. It comes after the others: what PyTorch has kept for shorter batches does not
+hold it, while what is kept for it holds all that come later. Data sets are asked for a few seconds: those
+whose items have `input_ids`, and those whose items are tensors or lists of numbers that a function of the
+script's puts together.
 """
 
 from __future__ import annotations
@@ -12,20 +14,20 @@ import time
 from typing import Any, Callable, List, NamedTuple, Optional
 
 from slurm_gpumem.text import count
+from slurm_gpumem.tracing.script.epochs import batches_of
 
 _MOST_S = 4.0
 _FIELD = "input_ids"
-_SECOND = 1
+_SECOND = 2
 _SPREAD = 1000
 """Items that must have been looked at, where there are as many."""
 
 
 class _Longest(NamedTuple):
-    """Numbers of the longest items, and what was found on the way."""
+    """Numbers of the longest items, and what they are, in words."""
 
     items: List[int]
-    size: int
-    looked_at: int
+    what: str
 
 
 def install(tracer: Any) -> None:
@@ -36,24 +38,28 @@ def install(tracer: Any) -> None:
     real = kind._next_index
 
     def next_index(self: Any) -> Any:
-        given = self._gpumem_asked = getattr(self, "_gpumem_asked", -1) + 1
+        asked = self._gpumem_asked = getattr(self, "_gpumem_asked", 0) + 1
         found = real(self)
-        if given != _SECOND or not isinstance(found, list):
+        if asked == _SECOND:
+            # Now, so that the time that it takes is not taken from the last batches.
+            with tracer.recorder.unnoted():
+                self._gpumem_longest = _of_loader(self, len(found)) if isinstance(found, list) else None
+        longest = getattr(self, "_gpumem_longest", None)
+        if longest is None or not (tracer.fast_forward() or asked == batches_of(self)):
             return found
-        with tracer.recorder.unnoted():
-            longest = _longest(self._dataset, len(found), _tokens)
-            text = longest is not None
-            if longest is None and _puts_together(self):
-                longest = _longest(self._dataset, len(found), _numbers)
-        if longest is None:
-            return found
-        of = count(len(self._dataset), "text" if text else "item")
-        part = "" if longest.looked_at == len(self._dataset) else f" ({longest.looked_at:,} were looked at)"
-        size = f"{longest.size:,} {'tokens' if text else 'numbers'}"
-        tracer.note(f"the longest of {of}{part}, {size}, was in the traced batches")
+        self._gpumem_longest = None
+        tracer.note(f"the longest of {longest.what}, was in the traced batches")
         return longest.items
 
     kind._next_index = next_index  # type: ignore[method-assign]
+
+
+def _of_loader(loader: Any, wanted: int) -> Optional[_Longest]:
+    """A loader's longest texts or other items; None where it has none that are longer."""
+    longest = _longest(loader._dataset, wanted, _tokens)
+    if longest is None and _puts_together(loader):
+        longest = _longest(loader._dataset, wanted, _numbers)
+    return longest
 
 
 def _puts_together(loader: Any) -> bool:
@@ -88,7 +94,9 @@ def _longest(dataset: Any, wanted: int, length_of: Callable[[Any], Optional[int]
     if min(lengths.values()) == max(lengths.values()):
         return None
     items = sorted(lengths, key=lambda number: -lengths[number])[:wanted]
-    return _Longest(items, lengths[items[0]], len(lengths))
+    kind, unit = ("text", "tokens") if length_of is _tokens else ("item", "numbers")
+    part = "" if len(lengths) == size else f" ({len(lengths):,} were looked at)"
+    return _Longest(items, f"{count(size, kind)}{part}, {lengths[items[0]]:,} {unit}")
 
 
 def _tokens(item: Any) -> Optional[int]:

@@ -21,9 +21,8 @@ from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 ENOUGH_STEPS = 3
 CALM_CYCLES = 3
 """Cycles alike after which nothing new is expected of training itself."""
-_VARIED_S = 5.0
-"""After which training that never repeats itself (texts of all lengths) has shown enough: the rest is for
-what comes after it."""
+_NOT_ALIKE_S = 5.0
+"""After which training that never repeats itself has shown enough: the rest is for what comes after it."""
 _LATE_S = 4.0
 """A script that has called nothing of PyTorch for this long when its time is over is not waited for."""
 _JUST_NOW_S = 2.0
@@ -95,6 +94,8 @@ class Steps:
         self.after_cycle: Callable[[], None] = lambda: None
         self.of_weights: Callable[[], None] = lambda: None
         """Called where gradients of weights are asked for by `torch.autograd.grad`."""
+        self.many_shapes: Callable[[], bool] = lambda: False
+        """Whether training gives a model batches of many shapes."""
         self.skipped: Callable[[], bool] = lambda: False
         """Whether the cycle that ends skipped its models; asking begins the next one."""
 
@@ -320,7 +321,11 @@ class Steps:
         if enough and self._enough_since is None:
             self._enough_since = spent()
         onward = 0.0 if self._enough_since is None else spent() - self._enough_since
-        self._varied_enough = self._varied_enough or onward > min(_VARIED_S, self._onward_s / 2)
+        # What PyTorch keeps of batches of many shapes grows with each of them: they have half of the time.
+        half = (onward + self.time_left()) / 2
+        self._varied_enough = self._varied_enough or onward > (
+            half if self.many_shapes() else min(_NOT_ALIKE_S, half)
+        )
         return self._is_over(time.monotonic())
 
     def _is_over(self, now: float) -> bool:

@@ -35,7 +35,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     all_run = not steps.fast_forward and not tracer.rounds.left_out
     unfinished = _seen_until_the_end(tracer)
     finished = tracer.came_to_its_end and all_run
-    varied = tracer.skips.varies and not finished
+    varied = tracer.skips.varies and not (finished and tracer.seeded)
     trace = replace(trace, finished=finished, unfinished=unfinished, varied=varied)
     if root is not None:
         root.measure()

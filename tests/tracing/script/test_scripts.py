@@ -297,8 +297,16 @@ while True:
     with torch.no_grad(): model(torch.randn(4, 256, device=device))
 """,
     "few-lengths": """
+torch.manual_seed(1)
 model = net().to(device); optimizer = torch.optim.AdamW(model.parameters())
 for rows in (64, 96, 80, 128, 72, 112):
+    x, y = data(rows)
+    F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
+    "few-lengths-by-chance": """
+model = net().to(device); optimizer = torch.optim.AdamW(model.parameters())
+for rows in torch.tensor([64, 96, 80, 128, 72, 112])[torch.randperm(6)].tolist():
     x, y = data(rows)
     F.cross_entropy(model(x.to(device)), y.to(device)).backward()
     optimizer.step(); optimizer.zero_grad()
@@ -378,6 +386,15 @@ def test_a_training_of_few_batches_is_over_with_them(runs: Dict[str, Future[Trac
     assert few.trace.finished
     assert not varied.trace.finished
     assert not any("batches have many shapes" in line for line in few.warnings)
+
+
+def test_batches_that_come_in_another_order_each_time_are_warned_of(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    summary = read_summary(runs["few-lengths-by-chance"].result().summary.decode())
+    assert summary.trace is not None
+    assert summary.trace.finished
+    assert any("batches have many shapes" in line for line in summary.warnings)
 
 
 def test_steps_of_an_optimizer_that_show_nothing_new_are_not_run(
