@@ -90,10 +90,14 @@ class FastForward:
         key = self._key(module, args, kwargs)
         known = self._answers.get(key)
         trains = torch.is_grad_enabled() and module.training
-        if trains and any(parameter.requires_grad for parameter in module.parameters()):
+        learns = any(parameter.requires_grad for parameter in module.parameters())
+        if trains and learns:
             # Transforms of images and losses are modules too, and no models.
             self._batches.setdefault(id(module), set()).add(_shapes(args, kwargs))
-        usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
+        # An evaluation without no_grad keeps its graph, beside which others may be called.
+        graph = trains or (torch.is_grad_enabled() and learns)
+        usual = self._usual(key) if graph else True
+        usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS)
         usual = usual and not (trains and self.whole) and not _transformed(args, kwargs, module)
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains

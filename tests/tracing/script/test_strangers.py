@@ -42,6 +42,16 @@ for step in range(100_000):
     x = torch.randn(8 + step % 50, 64, device="cuda")
     model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+GRAPHS = """
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(4096, 1024, device="cuda")
+for step in range(20):
+    model.train(); model(x[:256]).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    model.eval(); score = model(x).sum().item()
+answer = model(x)
+plotted = model(x[:2048])
+"""
 SQUARES = """
 model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -148,6 +158,11 @@ def test_squares_cut_out_by_masks_and_models_with_parameters_of_their_own_are_tr
     tmp_path: Path, text: str
 ) -> None:
     assert _traced(tmp_path, text).facts["steps"] == 5
+
+
+def test_graphs_of_evaluations_without_no_grad_are_beside_what_is_called_then(tmp_path: Path) -> None:
+    # Outputs of 8 layers for 4,096 and for 2,048 rows.
+    assert _traced(tmp_path, GRAPHS).facts["peak_bytes"] > 8 * (4096 + 2048) * 1024 * 4
 
 
 def test_one_hot_of_labels_that_nobody_knows_says_how_to_name_the_classes(tmp_path: Path) -> None:
