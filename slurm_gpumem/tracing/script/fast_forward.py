@@ -8,13 +8,14 @@ they would be. What goes wrong in this mode ends the trace with what was seen un
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from slurm_gpumem.tracing.script.growing import Call, GrowingCalls
 from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
@@ -55,6 +56,8 @@ class FastForward:
         self._calm = calm
         self._states = ModelStates()
         self._answers: Dict[Any, Tuple[List[Any], Any]] = {}
+        self._last: Dict[Any, Tuple[List[Any], Any]] = {}
+        """Of calls with inputs of growing sizes, the last answer."""
         self._counts: Dict[Any, int] = {}
         self._cycle = 0
         self._here: Dict[Any, int] = {}
@@ -68,6 +71,7 @@ class FastForward:
         """Whether the training cycle at work has skipped a call."""
         self.whole = False
         """Whether gradients of weights are asked for: answers of calls that are not run have none."""
+        self._growing = GrowingCalls()
         self._completed = Passes()
         self.skipped: Callable[[nn.Module, Any], None] = lambda module, given: None
         """Called for each call that is not run."""
@@ -91,8 +95,10 @@ class FastForward:
         known = self._answers.get(key)
         trains = torch.is_grad_enabled() and module.training
         learns = any(parameter.requires_grad for parameter in module.parameters())
-        if trains and learns:
-            # Transforms of images and losses are modules too, and no models.
+        growing = self._growing_call(key)
+        longer = growing is not None and self._growing.grows(growing)
+        if trains and learns and not longer:
+            # Transforms of images and losses are modules too, and no models; a text that grows is no batch.
             self._batches.setdefault(id(module), set()).add(_shapes(args, kwargs))
         # An evaluation without no_grad keeps its graph, beside which others may be called.
         graph = trains or (torch.is_grad_enabled() and learns)
@@ -105,16 +111,42 @@ class FastForward:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
             self.skipped(module, (args, kwargs))
             return self._again(known, (args, kwargs))
+        if growing is not None and known is None and (self._calm() or not trains):
+            grown = self._growing.answer(growing, self._recorder.peak_bytes)
+            if grown is not None:
+                self.skipped(module, (args, kwargs))
+                return self._again(self._grown(growing, grown), (args, kwargs))
+        blocks = self._recorder.blocks
+        before = len(blocks)
         self._places.named_inputs = kwargs
         answer = real(module, *args, **kwargs)
         self._completed.add(module, (args, kwargs))
         leaves, spec = pytree.tree_flatten(answer)
         if key is not None and all(_has_no_state(leaf) for leaf in leaves):
             seen: Dict[int, _Leaf] = {}
-            self._answers[key] = ([_leaf(leaf, seen) for leaf in leaves], spec)
+            kept = [_leaf(leaf, seen) for leaf in leaves]
+            self._answers[key] = (kept, spec)
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
+            if growing is not None and all(leaf is None or isinstance(leaf, _Leaf) for leaf in kept):
+                self._last[growing.family] = (kept, spec)
+                shapes = tuple(None if leaf is None else leaf.shape for leaf in kept)
+                self._growing.ran(growing, shapes, sum(block.nbytes for block in blocks[before:]))
         return answer
+
+    def _growing_call(self, key: Any) -> Optional[Call]:
+        """A call that may be one of a series with ever longer inputs; None: none of them can be longer."""
+        if key is None or not any(_is_tensor(one) for one in key[-1]):
+            return None
+        shapes = tuple(one[0] if _is_tensor(one) else None for one in key[-1])
+        kinds = tuple((len(one[0]), *one[1:]) if _is_tensor(one) else one for one in key[-1])
+        recorder = self._recorder
+        return Call((*key[:-1], kinds), shapes, len(recorder.phases), recorder.live_bytes)
+
+    def _grown(self, call: Call, shapes: List[Any]) -> Tuple[List[Any], Any]:
+        """The last answer of this series, as large as it is by now."""
+        leaves, spec = self._last[call.family]
+        return [leaf and replace(leaf, shape=shape) for leaf, shape in zip(leaves, shapes)], spec
 
     @property
     def completed(self) -> int:
@@ -180,6 +212,11 @@ class FastForward:
 def _shapes(args: Any, kwargs: Any) -> Tuple[Tuple[int, ...], ...]:
     """Of a batch; numbers beside it (a step, a temperature) are no shapes."""
     return tuple(tuple(tensor.shape) for tensor in tensors_in((args, kwargs)))
+
+
+def _is_tensor(description: Tuple[Any, ...]) -> bool:
+    """Whether this is how `described` describes a tensor."""
+    return isinstance(description[0], tuple)
 
 
 def _transformed(args: Any, kwargs: Any, module: nn.Module) -> bool:

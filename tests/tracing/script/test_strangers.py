@@ -52,6 +52,28 @@ for step in range(20):
 answer = model(x)
 plotted = model(x[:2048])
 """
+WRITES = """
+class Writer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 64); self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(20))
+        self.head = nn.Linear(64, 50)
+    def forward(self, tokens, targets=None):
+        x = self.embed(tokens)
+        for layer in self.layers: x = x + layer(x)
+        return self.head(x), None if targets is None else F.cross_entropy(self.head(x).mT, targets)
+model = Writer().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(50):
+    tokens = torch.zeros(64, 256, dtype=torch.long, device="cuda")
+    model(tokens, tokens)[1].backward(); optimizer.step(); optimizer.zero_grad()
+text, kept = torch.zeros(ROWS, 1, dtype=torch.long, device="cuda"), []
+for _ in range(200):
+    scores, _ = model(text)
+    KEEP
+    chosen = torch.multinomial(F.softmax(scores[:, -1], -1), 1)
+    text = torch.cat((text, chosen), 1)
+assert text.shape == (ROWS, 201), text.shape
+"""
 SQUARES = """
 model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -119,11 +141,10 @@ for _ in range(4):
 """
 
 
-def _traced(folder: Path, text: str) -> TracedScript:
+def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
-    return trace_command(
-        [sys.executable, "train.py"], Limits(seconds=120.0, onward_s=1.0), folder=str(folder)
-    )
+    limits = Limits(seconds=120.0, onward_s=onward_s)
+    return trace_command([sys.executable, "train.py"], limits, folder=str(folder))
 
 
 def _lines(folder: Path, text: str) -> List[str]:
@@ -163,6 +184,21 @@ def test_squares_cut_out_by_masks_and_models_with_parameters_of_their_own_are_tr
 def test_graphs_of_evaluations_without_no_grad_are_beside_what_is_called_then(tmp_path: Path) -> None:
     # Outputs of 8 layers for 4,096 and for 2,048 rows.
     assert _traced(tmp_path, GRAPHS).facts["peak_bytes"] > 8 * (4096 + 2048) * 1024 * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "keep", "fewer"), [(1, "pass", True), (1, "kept.append(scores)", False), (256, "pass", False)]
+)
+def test_of_a_text_that_is_written_token_by_token_few_are_run_unless_they_count(
+    tmp_path: Path, rows: int, keep: str, fewer: bool
+) -> None:
+    facts = _traced(tmp_path, WRITES.replace("ROWS", str(rows)).replace("KEEP", keep), 60.0).facts
+    assert facts["ended"]
+    # Each token that is run makes 40 sums and products.
+    assert (facts["events"] < 8000) == fewer
+    if rows > 1:
+        # The last token's 20 layers, with their sums.
+        assert facts["peak_bytes"] > 2 * 20 * 256 * 200 * 64 * 4
 
 
 def test_one_hot_of_labels_that_nobody_knows_says_how_to_name_the_classes(tmp_path: Path) -> None:
