@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, tensors_in
+from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, leaves_more, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
 
@@ -24,6 +24,8 @@ _SEEN_EVALUATIONS = 4
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
 kept, as in an evaluation without no_grad."""
+_SPARSE = "_gpumem_sparse"
+"""Marks parameters whose gradients have rows for what a batch used only: there are none of others."""
 _MANY_SHAPES = 4
 """Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
@@ -56,6 +58,8 @@ class FastForward:
         self._states = ModelStates()
         self._answers: Dict[Any, Tuple[List[Any], Any]] = {}
         self._counts: Dict[Any, int] = {}
+        self._before: Dict[Any, Tuple[int, int]] = {}
+        """The cycle in which each call was run first, and the most bytes that it was run beside."""
         self._cycle = 0
         self._here: Dict[Any, int] = {}
         """Calls with gradients in the training cycle at work ..."""
@@ -94,6 +98,7 @@ class FastForward:
             # Transforms of images and losses are modules too, and no models.
             self._batches.setdefault(id(module), set()).add(_shapes(args, kwargs))
         usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
+        usual = usual or (not trains and self._calm() and self._is_repeated(key))
         usual = usual and not (trains and self.whole) and not _transformed(args, kwargs, module)
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
@@ -102,10 +107,12 @@ class FastForward:
             self.skipped(module, (args, kwargs))
             return self._again(known, (args, kwargs))
         self._places.named_inputs = kwargs
+        cycle, beside = self._before.get(key, (self._recorder.cycles, 0))
+        self._before[key] = cycle, max(beside, self._recorder.live_bytes)
         answer = real(module, *args, **kwargs)
         self._completed.add(module, (args, kwargs))
         leaves, spec = pytree.tree_flatten(answer)
-        if key is not None and all(_has_no_state(leaf) for leaf in leaves):
+        if key is not None and all(_has_no_state(leaf) for leaf in leaves) and not leaves_more(module):
             seen: Dict[int, _Leaf] = {}
             self._answers[key] = ([_leaf(leaf, seen) for leaf in leaves], spec)
             self._counts[key] = self._counts.get(key, 0) + 1
@@ -121,6 +128,11 @@ class FastForward:
     def varies(self) -> bool:
         """Whether training gives a model batches of many shapes."""
         return any(len(keys) >= _MANY_SHAPES for keys in self._batches.values())
+
+    def _is_repeated(self, key: Any) -> bool:
+        """Whether an earlier evaluation had it, beside as much: growing texts have each length once."""
+        cycle, beside = self._before.get(key, (self._recorder.cycles, 0))
+        return bool(cycle < self._recorder.cycles and self._recorder.live_bytes <= beside)
 
     def _usual(self, key: Any) -> bool:
         """Whether a cycle with this call is as long as one that was run."""
@@ -157,10 +169,14 @@ class FastForward:
         """After a backward pass that found nothing to do."""
         if self.skipping:
             self._make_gradients(optimizers)
+        else:
+            for parameter in self._parameters(optimizers):
+                if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                    setattr(parameter, _SPARSE, True)
 
     def _make_gradients(self, optimizers: List[Any]) -> None:
         for parameter in self._parameters(optimizers):
-            if parameter.grad is None and parameter.requires_grad:
+            if parameter.grad is None and parameter.requires_grad and not hasattr(parameter, _SPARSE):
                 parameter.grad = torch.empty_like(parameter)
 
     def _parameters(self, optimizers: List[Any]) -> Iterator[Any]:
