@@ -1,4 +1,7 @@
-"""`torch.tensor([…], device=x.device)` on a meta tensor's device: its values are known and kept."""
+"""`torch.tensor([…], device=x.device)` on a meta tensor's device: its values are known and kept.
+
+`torch.tensor([loss, other])`: numbers on a GPU are read one by one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from slurm_gpumem.tracing.values import give
 
 _PARTS = 3
 """Of a sparse tensor: indices, values, size."""
+_MAY_HAVE_SOME = (Tensor, list, tuple)
 
 
 @contextmanager
@@ -22,12 +26,14 @@ def known_constants() -> Iterator[None]:
 
     def keeping(make: Any) -> Any:
         def constant(data: Any, *args: Any, **kwargs: Any) -> Any:
+            data = _on_cpu(data)
             made = make(data, *args, **kwargs)
             return _remember(made, make, data, args, kwargs)
 
         return constant
 
     def new(self: Tensor, data: Any, *args: Any, **kwargs: Any) -> Any:
+        data = _on_cpu(data)
         made = new_tensor(self, data, *args, **kwargs)
         return _remember(made, torch.tensor, data, args, {**kwargs, "dtype": made.dtype})
 
@@ -66,6 +72,13 @@ def _remember(made: Any, make: Any, data: Any, args: Any, kwargs: Any) -> Any:
         options = {name: value for name, value in kwargs.items() if name in ("dtype",)}
         give(made, make(data, *args, **options, device="cpu"))
     return made
+
+
+def _on_cpu(data: Any) -> Any:
+    """A list with the numbers of its tensors: the constructor reads them where nobody can answer for them."""
+    if not isinstance(data, (list, tuple)) or not any(isinstance(one, _MAY_HAVE_SOME) for one in data):
+        return data
+    return [one.detach().to("cpu") if isinstance(one, Tensor) else _on_cpu(one) for one in data]
 
 
 def _plain(data: Any) -> bool:

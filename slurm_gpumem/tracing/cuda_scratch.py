@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.fast import call
 from slurm_gpumem.tracing.layouts import copying, size_of
+from slurm_gpumem.tracing.values import value_of
 
 aten = torch.ops.aten
 _ATOMIC_TOKENS = 3072
@@ -252,7 +253,9 @@ def _ctc(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if scores.device.type != "meta":
         return func(*args, **kwargs)
     steps, rows = int(scores.shape[0]), int(scores.shape[1]) if scores.dim() > 2 else 1
+    lengths = value_of(args[3]) if isinstance(args[3], Tensor) else torch.tensor(args[3])
     longest = int(targets.shape[-1]) if targets.dim() > 1 else -(-int(targets.numel()) // max(rows, 1))
+    longest = longest if lengths is None else int(lengths.max())
     return scores.new_empty(rows), scores.new_empty(rows, steps, 2 * longest + 1)
 
 

@@ -21,6 +21,8 @@ _PAIRS_IN_A_NUMBER = 64
 _AT_MOST = "_gpumem_at_most"
 """Marks a selection that was taken at its largest."""
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
+_MASKS = (torch.bool, torch.uint8)
+"""Types of masks: bytes are those of older code, and CUDA takes them."""
 
 
 def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -61,16 +63,16 @@ def selected(func: Any, args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any
 def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """`tensor[mask]`: as many rows as the mask has true values, its share of them, or all rows."""
     data, indices = args[:2]
-    if data.device.type != "meta" or not any(i is not None and i.dtype == torch.bool for i in indices):
+    if data.device.type != "meta" or not any(i is not None and i.dtype in _MASKS for i in indices):
         return func(*args, **kwargs)
     plain: List[Optional[Tensor]] = []
     for item in indices:
-        if item is None or item.dtype != torch.bool:
+        if item is None or item.dtype not in _MASKS:
             plain.append(item)
             continue
         known = item if item.device.type == "cpu" else value_of(item)
         if known is not None:
-            rows = int(known.sum())
+            rows = int(known.count_nonzero())
         elif share_of(item) is not None:
             recorder.assume_equal_shares("a masked selection")
             rows = rows_of(item, recorder.shares)

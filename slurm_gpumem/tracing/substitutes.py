@@ -122,7 +122,27 @@ def _one_hot(index: Tensor, classes: int = -1) -> Tensor:
     return zeros.scatter_(-1, index.unsqueeze(-1), 1)
 
 
+def _ctc_loss(
+    scores: Tensor,
+    targets: Tensor,
+    lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """CUDA takes targets and lengths from the CPU, too."""
+    given = [one.to(scores.device) for one in (targets, lengths, target_lengths)]
+    losses: Tensor = aten._ctc_loss(scores, *given, blank, zero_infinity)[0]
+    if reduction == _MEAN:
+        return (losses / given[2].clamp(min=1)).mean()
+    return losses.sum() if reduction == _SUM else losses
+
+
+_MEAN, _SUM = 1, 2
+"""Reductions of losses, by PyTorch's numbers."""
 _REPLACED = {
+    "ctc_loss.Tensor": _ctc_loss,
     "one_hot": _one_hot,
     "lstm_cell": lstm_cell,
     "gru_cell": gru_cell,

@@ -292,7 +292,7 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 _CHEAP = {aten._to_copy.default, aten.clone.default, aten.cat.default, aten.index.Tensor,
           aten.index_select.default, aten.gather.default}  # fmt: skip
-READ = {aten._local_scalar_dense.default: read}
+READ = {aten._local_scalar_dense.default: read, aten.item.default: read}
 FOLLOWED = {
     aten._to_copy.default,
     aten.copy_.default,

@@ -73,6 +73,7 @@ def install(tracer: Any) -> None:
         loop = None if looping is None else loops.loop_over(looping)
         counting = None if loop is None else known.setdefault(id(loop.node), _Counting(loop))
         if counting is not None and loop is not None and looping is not None:
+            tracer.rounds.fed.add(loop.node)
             counting.measured.look(loop, looping, again=not given or self._gpumem_left_out > 0)
         if given >= least and tracer.fast_forward() and _may_end(asking):
             in_all = batches_of(self)

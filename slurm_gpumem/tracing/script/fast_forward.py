@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.script.growing import Call, GrowingCalls
-from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, tensors_in
+from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, leaves_more, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
 
@@ -25,6 +25,8 @@ _SEEN_EVALUATIONS = 4
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
 kept, as in an evaluation without no_grad."""
+_SPARSE = "_gpumem_sparse"
+"""Marks parameters whose gradients have rows for what a batch used only: there are none of others."""
 _MANY_SHAPES = 4
 """Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
@@ -122,7 +124,7 @@ class FastForward:
         answer = real(module, *args, **kwargs)
         self._completed.add(module, (args, kwargs))
         leaves, spec = pytree.tree_flatten(answer)
-        if key is not None and all(_has_no_state(leaf) for leaf in leaves):
+        if key is not None and all(_has_no_state(leaf) for leaf in leaves) and not leaves_more(module):
             seen: Dict[int, _Leaf] = {}
             kept = [_leaf(leaf, seen) for leaf in leaves]
             self._answers[key] = (kept, spec)
@@ -193,10 +195,14 @@ class FastForward:
         """After a backward pass that found nothing to do."""
         if self.skipping:
             self._make_gradients(optimizers)
+        else:
+            for parameter in self._parameters(optimizers):
+                if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                    setattr(parameter, _SPARSE, True)
 
     def _make_gradients(self, optimizers: List[Any]) -> None:
         for parameter in self._parameters(optimizers):
-            if parameter.grad is None and parameter.requires_grad:
+            if parameter.grad is None and parameter.requires_grad and not hasattr(parameter, _SPARSE):
                 parameter.grad = torch.empty_like(parameter)
 
     def _parameters(self, optimizers: List[Any]) -> Iterator[Any]:

@@ -157,6 +157,9 @@ class Tracer:
             return
         self._finished, self._finisher = True, threading.get_ident()
         self._report.say(finishing=True)
+        if not self._failure and not self._onward_failure:  # an error ends loops, too
+            for text in self.rounds.early_ends:
+                self.note(text)
         self.recorder.off = True
         with torch._C.DisableTorchFunction():
             summary, facts = self._summary()

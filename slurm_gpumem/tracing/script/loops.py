@@ -62,6 +62,23 @@ def lines_of_ranges(path: str) -> FrozenSet[int]:
     return frozenset(line for one in made for line in range(one.lineno, (one.end_lineno or one.lineno) + 1))
 
 
+def is_open(loop: Loop) -> bool:
+    """Whether numbers that it compares end a loop, not what it is over: `while`, `count()`, or a `break`."""
+    node = loop.node
+    if isinstance(node, ast.While):
+        return True
+    endless = isinstance(node.iter, ast.Call) and script_values.name_of_call(node.iter) == "count"
+    leaves = any(isinstance(one, (ast.Break, ast.Return)) for part in node.body for one in ast.walk(part))
+    return endless or (leaves and not _is_over_range(node.iter))
+
+
+def bounds(loop: Loop) -> Loop:
+    """The loop with those of its expressions that may end it: what comes every hundred steps does not."""
+    found = (one for one in loop.expressions if isinstance(one, ast.Compare))
+    kept = [one for one in found if not any(isinstance(part, ast.Mod) for part in ast.walk(one))]
+    return loop._replace(expressions=tuple(kept))
+
+
 def _is_over_range(node: ast.expr) -> bool:
     """Whether rounds are those of a range: not of a sample of one."""
     if not isinstance(node, ast.Call):

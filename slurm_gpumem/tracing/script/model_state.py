@@ -54,6 +54,21 @@ class ModelStates:
         return found
 
 
+def leaves_more(model: nn.Module) -> bool:
+    """Whether a call leaves more than its answer: hooks may take what layers give, and attributes keep what
+    a loss is computed from later. A weight that is made from parameters, `weight_g`, is none of these."""
+    for part in nn.Module.modules(model):
+        if part._forward_hooks:
+            return True
+        for name, value in vars(part).items():
+            inside = value if type(value) is list else value.values() if type(value) is dict else (value,)
+            if any(isinstance(one, Tensor) and one.grad_fn is not None for one in inside) and not any(
+                other.startswith(f"{name}_") for other in part._parameters
+            ):
+                return True
+    return False
+
+
 def described(value: Any, depth: int = 0) -> Tuple[Any, ...]:
     """A value of a call's inputs: shapes of tensors, plain values, and of objects what they hold.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Callable, Dict, List, Set, Tuple
 
@@ -30,6 +31,8 @@ from slurm_gpumem.tracing.script.world import CUDA, is_cuda, plain
 _PACKAGE = __name__.partition(".")[0]
 _LARGE = 1 << 18
 """Elements of a weight from which its random numbers are left out: nobody looks at them."""
+_BEYOND = 2
+"""Iterations of L-BFGS that are run when its history is full: it drops the oldest direction."""
 _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
           "kaiming_normal_", "orthogonal_", "sparse_", "eye_", "dirac_")  # fmt: skip
 
@@ -45,11 +48,29 @@ def install(tracer: Any) -> None:
     _cuda_in_backward(tracer.world)
     _checkpoints(tracer)
     _loading()
+    _few_searches()
     parallel.install(tracer)
     packages = (compiled, epochs, flash_package, longest, quantized, rounds, sharded_models, triton_kernels)
     for package in packages:
         package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
+
+
+def _few_searches() -> None:
+    """L-BFGS keeps directions of `history_size` iterations: those after them need nothing new."""
+    real: Callable[..., Any] = torch.optim.LBFGS.step
+
+    @functools.wraps(real)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        group = self.param_groups[0]
+        asked = group["max_iter"]
+        group["max_iter"] = min(asked, group["history_size"] + _BEYOND)
+        try:
+            return real(self, *args, **kwargs)
+        finally:
+            group["max_iter"] = asked
+
+    torch.optim.LBFGS.step = step  # type: ignore[method-assign]
 
 
 def _no_graphs(module: Any) -> None:

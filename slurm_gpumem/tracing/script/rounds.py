@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from slurm_gpumem.tracing.blame import is_users
 from slurm_gpumem.tracing.script import counters, loops
@@ -60,11 +60,16 @@ class Rounds:
         """Outer ones first."""
         self._before: Dict[Tuple[str, int], bool] = {}
         """Loops that have run to their end."""
+        self._shortened: Set[Tuple[str, int]] = set()
         self._waiting: Dict[Tuple[int, int], Running] = {}
         """Loops by `while`, by their frame and line."""
         self.jumped: Optional[Tuple[int, int]] = None
         """The true number of the batch that a loader gave last, and how many were left out before it."""
+        self.fed: Set[ast.AST] = set()
+        """Loops over batches of loaders, which leave out batches themselves."""
         self.left_out = 0
+        self.early_ends: List[str] = []
+        """Notes on loops that ended themselves."""
         self.collects = False
         """Whether rounds were left out of a loop that keeps something on the GPU in each."""
         self.range = _kind_of_range(self)
@@ -77,11 +82,18 @@ class Rounds:
         return builtins.enumerate(iterable, start) if plain else self._numbered(iterable, start)
 
     def _numbered(self, iterable: Any, start: int) -> Iterator[Tuple[int, Any]]:
-        number = start
-        for item in iterable:
-            if self.jumped is not None and abs(self.jumped[0] - (number - start)) <= 1:  # or one ahead
-                number += self.jumped[1]
-                self.jumped = None
+        number, items = start, iter(iterable)
+        while True:
+            # What a loader left out for this item: models and data sets count their own things meanwhile.
+            before, self.jumped = self.jumped, None
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                jumped, self.jumped = self.jumped, before
+            if jumped is not None and abs(jumped[0] - (number - start)) <= 1:  # or one ahead
+                number += jumped[1]
             yield number, item
             number += 1
 
@@ -126,11 +138,22 @@ class Rounds:
                 self._note_an_early_end(running)
             self._before[place] = True
 
+    def note_changes_left_out(self, loop: loops.Loop) -> None:
+        """Rounds at which a loop's code does something else, more than there is time for; said once."""
+        where = (loop.path, loop.node.lineno)
+        if where not in self._shortened:
+            self._shortened.add(where)
+            self._tracer.note(
+                f"the loop at {os.path.basename(loop.path)}, line {loop.node.lineno}, does something else in "
+                "more of its rounds than there was time for: only some of these were run. Allow more with "
+                "--time-limit and --onward"
+            )
+
     def _note_an_early_end(self, running: Running) -> None:
         """Epochs that do not all come: a trace has no losses, so early stopping may come too soon."""
         if running.trained and running.called == "epochs" and running.at + 1 < running.total:
             where = f"{os.path.basename(running.loop.path)}, line {running.loop.node.lineno}"
-            self._tracer.note(
+            self.early_ends.append(
                 f"the loop at {where}, ended itself after {running.at + 1:,} of {running.total:,} epochs. "
                 "If a loss decides that (early stopping), the job may train longer: what comes "
                 "later was not seen"
@@ -139,14 +162,18 @@ class Rounds:
     # -- Loops by while ----------------------------------------------------------------------------
 
     def stepped(self) -> None:
-        """An optimizer has stepped; directly in a loop by `while`, that is a round of it."""
+        """An optimizer has stepped; directly in a loop that a count ends, that is a round of it."""
         frame: Optional[FrameType] = sys._getframe(1)
         around: List[loops.Loop] = []
         while frame is not None and not around:
             around = loops.loops_around(frame) if is_users(frame.f_code.co_filename) else []
             frame = frame if around else frame.f_back
-        if frame is not None and isinstance(around[-1].node, ast.While):
-            self._round_by_while(frame, around[-1])
+        outer = next((one for one in around if loops.is_open(one)), None)
+        if frame is None or outer is None or around[-1].node in self.fed:
+            return
+        if not any(one.loop.node is around[-1].node for one in self.running):
+            # What ends the outer one may be counted in the inner one: `while step < total: for x in batches`.
+            self._round_by_while(frame, around[-1]._replace(expressions=outer.expressions))
 
     def epoch_over(self, frame: FrameType) -> None:
         """A loader has no more batches for a loop; next in a loop by `while`, that is a round of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import deque
 from types import FrameType
 from typing import Any, Deque, Dict, List, Optional, Tuple
@@ -85,7 +86,11 @@ class Running:
             found = stages.changes(self.loop, frame, {**counted, **named}, left)
             self._changes = [self.at + later for later in found]
         evenly = max(1, int(left * each / rest)) if rest > 0 else left
-        change = next((at for at in self._changes if at > self.at), self.total)
+        coming = [at for at in self._changes if at > self.at] or [self.total]
+        passed = (len(coming) - 1) // max(1, int(self._steps.time_left() / each))
+        if passed:  # more of them than there is time for: some, evenly
+            self._rounds.note_changes_left_out(self.loop)
+        change = coming[passed]
         self._jump = min(evenly, change - self.at, left)
         if self._jump > 1:
             self._rounds.left_out += self._jump - 1
@@ -103,7 +108,9 @@ class Running:
 
     def end(self, frame: FrameType) -> int:
         """The last number of rounds with which its code compares what it counts; 0 where there is none."""
-        found = stages.changes(self.loop, frame, self._counted(frame), ENDLESS)
+        by_while = isinstance(self.loop.node, ast.While)
+        loop = self.loop if by_while else loops.bounds(self.loop)
+        found = stages.changes(loop, frame, self._counted(frame), ENDLESS)
         return self.at + found[-1] if found else 0
 
     def time_left(self, frame: FrameType) -> float:

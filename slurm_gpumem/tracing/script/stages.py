@@ -91,8 +91,11 @@ class _Asked:
         found: Set[int] = set()
         for value, step in (self._counted[name] for name in self._used):
             for number in _numbers(self._names.values()):
-                at = (number - value) // step
-                found.update(later for later in range(at - 1, at + 3) if 1 <= later <= rounds)
+                # Of `step % number`, the next multiples that lie beyond what is tried one by one.
+                multiples = range(value // number + 1, value // number + 1 + _CHANGES) if number > 0 else ()
+                ats = [(number * one - value) // step for one in multiples]
+                for at in [(number - value) // step, *(at for at in ats if at > _SCANNED)]:
+                    found.update(later for later in range(at - 1, at + 3) if 1 <= later <= rounds)
         return sorted(found)
 
     def _with_values(self, node: Any) -> Any:

@@ -106,6 +106,7 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
         tensor.is_pinned: lambda func, args, kwargs: False,
         tensor.data.__set__: _set_data,
         tensor.tolist: _tolist,
+        **dict.fromkeys((tensor.__float__, tensor.__int__, tensor.__index__, tensor.__bool__), _read),
         tensor.__format__: _format,
         tensor.type: _type,
         torch.device: _named,
@@ -159,6 +160,16 @@ def _set_data(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 
 def _tolist(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     return func(args[0].to("cpu") if _on_meta(args[0]) else args[0])
+
+
+def _read(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """A number: `torch.Tensor([loss])` reads it with all modes off, who answers for it among them."""
+    keys = torch._C.DispatchKey
+    if not torch._C._dispatch_tls_is_dispatch_key_excluded(keys.Python):
+        return func(*args, **kwargs)
+    off = torch._C._dispatch_tls_local_exclude_set().remove(keys.Python).remove(keys.PythonTLSSnapshot)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off):
+        return func(*args, **kwargs)
 
 
 def _format(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

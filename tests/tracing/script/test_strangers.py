@@ -124,6 +124,29 @@ class Own(torch.optim.Optimizer):
 model = nn.Linear(64, 64).cuda(); optimizer = Own(model.parameters())
 model(torch.randn(8, 64, device="cuda")).sum().backward(); optimizer.step()
 """
+NUMBERS = """
+model = nn.Linear(64, 10).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    out = model(torch.randn(8, 64, device="cuda"))
+    losses = [out.mean(), out.detach().std(), out.pow(2).mean()]
+    assert torch.tensor(losses).shape == (3,) and not torch.tensor(losses).is_cuda
+    assert torch.tensor([[one.half(), 1.0] for one in losses], device="cuda").is_cuda
+    assert torch.tensor([losses[1].half()]).dtype == torch.float16
+    assert torch.Tensor(losses).shape == (3,) and torch.FloatTensor([losses, losses]).shape == (2, 3)
+    assert torch.LongTensor([out.argmax(), 7])[1] == 7
+    sum(losses).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+BYTES = """
+model = nn.Linear(64, 30).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    out = model(torch.randn(8, 64, device="cuda"))
+    mask = torch.cuda.ByteTensor(out.size()); mask.zero_(); mask[:, 4] = 1; mask[:, 9] = 1
+    half = torch.tensor([1, 0] * 4, dtype=torch.uint8, device="cuda")
+    assert out[half].shape == (4, 30), out[half].shape
+    far = (out > 0.5).byte()
+    out[far] = 0
+    (out[mask].sum() + out[far].sum()).backward(); optimizer.step(); optimizer.zero_grad()
+"""
 UNKNOWN = """
 labels = torch.randn(320, 10, device="cuda").argmax(1)
 F.one_hot(labels)
@@ -158,6 +181,14 @@ def test_fused_optimizers_take_their_steps(tmp_path: Path) -> None:
     assert traced.facts["cycles"] >= 3
     # Weights and gradients of three layers, and the states of two.
     assert traced.facts["peak_bytes"] > 8 * 512 * 512 * 4
+
+
+def test_constructors_read_numbers_on_the_gpu_one_by_one(tmp_path: Path) -> None:
+    assert _traced(tmp_path, NUMBERS).facts["cycles"] >= 3
+
+
+def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
+    assert _traced(tmp_path, BYTES).facts["cycles"] >= 3
 
 
 def test_batches_of_workers_lie_in_order_whatever_their_samples_do(tmp_path: Path) -> None:

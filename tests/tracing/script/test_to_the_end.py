@@ -72,6 +72,91 @@ while not over:
         if step >= 1900000: over = True; break
 assert (step, seen) == (1900000, [700000, 1400000]), (step, seen)
 """,
+    "of-a-list": """
+batches = [torch.randn(8, 64)] * 120
+step, seen = 0, []
+while step < 1900000:
+    for x in batches:
+        train(len(x)); step += 1
+        if step % 700000 == 0: seen.append(step)
+        if step >= 1900000: break
+assert (step, seen) == (1900000, [700000, 1400000]), (step, seen)
+""",
+    "episodes": """
+import itertools
+total, seen = 0, []
+for episode in itertools.count(1):
+    moves, done = 0, False
+    while not done:
+        train(8); total += 1; moves += 1
+        if total % 700000 == 0: seen.append(total)
+        done = moves >= 50
+    if total > 1900000: break
+assert (total < 1910000, seen) == (True, [700000, 1400000]), (total, seen)
+""",
+    # Models count their layers, whatever loaders leave out.
+    "counts-layers": """
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__(); self.layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            assert layer is self.layers[number], number
+            x = layer(x)
+        return x
+model = Deep().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(TensorDataset(torch.randn(1003, 64)), 10)
+for epoch in range(30):
+    for (x,) in loader: train(len(x))
+""",
+    # What hooks take of layers, and what models keep for a loss, is that of the batch at work.
+    "hooks": """
+class Keeps(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.Linear(64, 64)
+    def forward(self, x): self.extra = self.layer(x).pow(2).mean(); return self.layer(x)
+hooked, keeps, kept = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda(), Keeps().cuda(), {}
+hooked[0].register_forward_hook(lambda module, given, found: kept.update(found=found))
+optimizer = torch.optim.SGD([*hooked.parameters(), *keeps.parameters()], 0.1)
+for epoch in range(30):
+    for (x,) in DataLoader(TensorDataset(torch.randn(203, 64)), 10):
+        loss = hooked(x.cuda()).mean() + (kept["found"] - x.cuda()).pow(2).mean()
+        loss = loss + keeps(x.cuda()).mean() + keeps.extra
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+    "sparse-gradients": """
+rows = nn.Embedding(100, 64, sparse=True).cuda(); optimizer = torch.optim.SparseAdam(rows.parameters())
+for epoch in range(30):
+    for (x,) in DataLoader(TensorDataset(torch.arange(203) % 100), 10):
+        optimizer.zero_grad(); rows(x.cuda()).pow(2).mean().backward(); optimizer.step()
+""",
+    # Work that is known is not done again: what L-BFGS does when its history is full, texts that grow.
+    "searches": """
+searches = 0
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=100000, history_size=20)
+def closure():
+    global searches
+    searches += 1; optimizer.zero_grad(); loss = model(torch.randn(8, 64, device="cuda")).pow(2).mean()
+    loss.backward(); return loss
+for step in range(5): optimizer.step(closure)
+assert 20 <= searches < 500, searches
+assert optimizer.param_groups[0]["max_iter"] == 100000
+""",
+    "grows-texts": """
+run = []
+class Reads(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.Linear(64, 64)
+    def forward(self, x):
+        if not self.training: run.append(len(x))
+        return self.layer(x)
+model = Reads().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(40000):
+    model.train(); train(8)
+    if step % 10000 == 0:
+        model.eval()
+        for length in range(1, 101):
+            with torch.no_grad(): model(torch.zeros(length, 64, device="cuda"))
+assert len(run) <= 200, len(run)
+""",
     # Not to its end: no code says how many rounds there are, or there is no time for them.
     "endless": "import itertools\nfor step in itertools.count(): train(8)",
     "slow": """
@@ -153,12 +238,21 @@ def test_batches_and_rounds_have_their_true_numbers_and_other_loops_run_as_they_
     assert _mib(runs["numbers"]) > (1 << 16) * 64 * 4 * 2 / (1 << 20)
 
 
-@pytest.mark.parametrize("name", ["accumulates", "until-done"])
+@pytest.mark.parametrize("name", ["counts-layers", "hooks", "sparse-gradients", "searches", "grows-texts"])
+def test_what_models_keep_count_and_repeat_is_followed_to_the_end(
+    runs: Dict[str, Future[TracedScript]], name: str
+) -> None:
+    facts = runs[name].result().facts
+    assert not {"failure", "onward_failure"} & set(facts), facts
+    assert facts["ended"]
+
+
+@pytest.mark.parametrize("name", ["accumulates", "until-done", "of-a-list", "episodes"])
 def test_steps_that_the_code_counts_somewhere_have_their_true_numbers(
     runs: Dict[str, Future[TracedScript]], name: str
 ) -> None:
     facts = runs[name].result().facts
-    assert not {"failure", "onward_failure"} & set(facts)
+    assert not {"failure", "onward_failure"} & set(facts), facts
     assert facts["ended"]
     assert facts["steps"] < 20000
 
