@@ -54,6 +54,7 @@ def test_every_kind_of_site_has_a_test() -> None:
     kinds = re.findall(r"^\| (?!site \|)(.+?) \| ", rows, re.MULTILINE)
     assert len(kinds) >= 14
     tested = {
-        found[1]: list(named_tests(found[0])) for found in re.finditer(r"^- \*\*(.+?)\*\* .*$", TESTS, re.MULTILINE)
+        found[1]: list(named_tests(found[0]))
+        for found in re.finditer(r"^- \*\*(.+?)\*\* .*$", TESTS, re.MULTILINE)
     }
     assert [kind for kind in kinds if not tested.get(kind)] == []
