@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 from lab.others import run, tools, training, xmem  # noqa: E402 - they import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+PAGE = Path(__file__).parents[2] / "lab" / "docs" / "others.md"
 ROW: Dict[str, Any] = {
     "task": "squares",
     "task_args": {"inputs": ["float S"]},
