@@ -121,7 +121,7 @@ def _desk(with_slurm: bool) -> Iterator[Tuple[Path, Dict[str, str]]]:
 
 
 def _for_another_user(root: Path) -> Path:
-    """A folder with a gpusbatch that traces as another user where we are root, who may not; else empty."""
+    """A folder with commands that trace as another user where we are root, who may not; else empty."""
     folder = root / "bin"
     folder.mkdir()
     found = user_python() if os.geteuid() == 0 else None
@@ -134,16 +134,17 @@ def _for_another_user(root: Path) -> Path:
     own(cache)
     packages = more.get("PYTHONPATH", "")
     start = f'PYTHONPATH="$PYTHONPATH:{packages}" exec {shlex.quote(python)}'
-    code = "import sys; from slurm_gpumem.cli.gpusbatch import main; sys.exit(main())"
     as_them = f"setpriv --reuid={USER} --regid={USER} --clear-groups"
     theirs = f'env HOME={cache} XDG_CACHE_HOME={cache} PATH="{own_bin}:$PATH" {as_them}'
     _program(own_bin / "python", f'{start} "$@"')
-    _program(own_bin / "gpusbatch", f'{start} -c {shlex.quote(code)} "$@"')
-    ours = Path(sys.executable).with_name("gpusbatch")
-    _program(
-        folder / "gpusbatch",
-        f'case " $* " in *" --trace "*) exec {theirs} {own_bin}/gpusbatch "$@" ;; esac\nexec {ours} "$@"',
-    )
+    for name, traces in (("gpusbatch", '*" --trace "*'), ("gpumem", '" trace "*')):
+        code = f"import sys; from slurm_gpumem.cli.{name} import main; sys.exit(main())"
+        _program(own_bin / name, f'{start} -c {shlex.quote(code)} "$@"')
+        ours = Path(sys.executable).with_name(name)
+        _program(
+            folder / name,
+            f'case " $* " in {traces}) exec {theirs} {own_bin}/{name} "$@" ;; esac\nexec {ours} "$@"',
+        )
     return folder
 
 
