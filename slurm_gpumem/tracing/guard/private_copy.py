@@ -166,7 +166,9 @@ class PrivateCopies:
             os.chmod(made, _mode_for_us(path))
             if path == self._skipped:
                 return
-            below = any(is_below(point, path) for point in self._kinds)
+            # A folder of the user's own may lie in one that is not: the working directory does, at times.
+            inside = any(folder == path or is_below(folder, path) for folder in self._hot)
+            below = inside or any(is_below(point, path) for point in self._kinds)
             plain = self._kinds.get(path, "") not in (*KERNEL, "autofs")
             wanted = plain and (below or os.access(path, os.W_OK | os.X_OK))
             if not (wanted and self.cover(path)):

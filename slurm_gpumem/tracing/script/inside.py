@@ -201,6 +201,11 @@ class Tracer:
         os._exit(1)
 
     @property
+    def failure(self) -> str:
+        """The script's own error, and its line, if one has ended it."""
+        return self._failure or self._onward_failure
+
+    @property
     def seeded(self) -> bool:
         """Whether the script has set PyTorch's seed: on a GPU it has the same batches in the same order."""
         return torch.initial_seed() != self._first_seed

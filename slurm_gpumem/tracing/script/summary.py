@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.text import count
+from slurm_gpumem.text import clipped, count
 from slurm_gpumem.tracing.assemble import site_of
 from slurm_gpumem.tracing.described import precision_of, torch_version
 from slurm_gpumem.tracing.kernels import assembled
@@ -18,6 +18,8 @@ from slurm_gpumem.tracing.places import own_parameters
 from slurm_gpumem.tracing.script import evaluations
 from slurm_gpumem.tracing.script.inference import TRAINING
 
+_REASON = 200
+"""Letters of an error in a warning."""
 _TWO = 2
 """Steps after which an optimizer's states were there from beginning to end of one."""
 
@@ -123,11 +125,14 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "Allow more with --onward, or let one run be measured: gpusbatch without --trace",
         )
     if trace.unfinished:
+        why, more = "", "Allow more with --time-limit and --onward (gpusbatch: --trace-limit), or let"
+        if tracer.failure:
+            why, more = f", in an error ({clipped('; '.join(tracer.failure.splitlines()), _REASON)})", "Let"
         found = (
             *found,
-            f"the trace ended before the script did: seen were {trace.unfinished}. What comes later may need "
-            "more; the request has a margin for that. Allow more with --time-limit and --onward (gpusbatch: "
-            "--trace-limit), or let one run be measured: gpusbatch without --trace",
+            f"the trace ended before the script did{why}: seen were {trace.unfinished}. What comes later may "
+            f"need more; the request has a margin for that. {more} one run be measured: gpusbatch without "
+            "--trace",
         )
     if tracer.rounds.collects:
         found = (

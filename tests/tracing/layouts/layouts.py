@@ -87,6 +87,15 @@ LAYOUTS = (
         cwd="/home/user/volume/work",
     ),
     Layout(
+        "working directory in a folder of root's, in a shared one with a volume inside",
+        f"{_PLAIN} mkdir -p $D/shared/roots/user $D/shared/volume $D/volume; mount --bind $D/shared /srv;"
+        f"chmod 1777 /srv; fill /home/user; fill /srv/roots/user; {_OWN} /home/user /srv/roots/user;"
+        "mount --bind $D/volume /srv/volume",
+        cwd="/srv/roots/user/work",
+        watched=("/home", "/srv"),
+        environment={"SCRATCH": "/srv"},
+    ),
+    Layout(
         "working directory of a colleague",
         f"{_PLAIN} mkdir -p $D/proj/alice; mount --bind $D/proj /srv; fill /home/user; fill /srv/alice;"
         f"{_OWN} /home/user; chown -R {COLLEAGUE} /srv; chmod -R g+rwX /srv",
