@@ -59,6 +59,8 @@ _WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_s
             "aten::rand", "aten::new_empty_strided", "aten::empty_permuted"}  # fmt: skip
 _EACH = "aten::_foreach_"
 CPU = torch.device("cpu")
+_DIFFERENT = {aten.eq.Scalar: False, aten.eq.Tensor: False, aten.ne.Scalar: True, aten.ne.Tensor: True}
+"""`if loss == 0: continue`: two numbers of which one is not known are hardly ever the same."""
 
 
 def is_wrapped(tensor: Tensor) -> bool:
@@ -125,6 +127,9 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     real_args = _real(args, known)
     if not all(known):
         _forget(outputs)
+        if func in _DIFFERENT and outputs[0].dim() == 0 and args[0].is_floating_point():
+            give(outputs[0], torch.tensor(_DIFFERENT[func]))
+            setattr(outputs[0], MADE_UP, True)
         return
     real_kwargs = {key: _real(value, known) for key, value in kwargs.items()}
     if not all(known):

@@ -104,6 +104,15 @@ for step in range(5):
     assert torch.LongTensor([out.argmax(), 7])[1] == 7
     sum(losses).backward(); optimizer.step(); optimizer.zero_grad()
 """
+SKIPS = """
+model = nn.Linear(64, 10).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+steps = 0
+for step in range(5):
+    loss = model(torch.randn(8, 64, device="cuda")).pow(2).mean()
+    if bool(loss == 0) or not loss != 0.0: continue
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); steps += 1
+assert steps == 5, steps
+"""
 BYTES = """
 model = nn.Linear(64, 30).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(5):
@@ -154,6 +163,12 @@ def test_fused_optimizers_take_their_steps(tmp_path: Path) -> None:
 
 def test_constructors_read_numbers_on_the_gpu_one_by_one(tmp_path: Path) -> None:
     assert _traced(tmp_path, NUMBERS).facts["cycles"] >= 3
+
+
+def test_a_loss_that_is_not_known_is_not_zero(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, SKIPS).facts
+    assert facts["ended"]
+    assert not facts["guessed"]
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
