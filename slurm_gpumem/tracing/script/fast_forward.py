@@ -7,15 +7,16 @@ they would be. What goes wrong in this mode ends the trace with what was seen un
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, leaves_more, tensors_in
+from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, kept_by, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
 
@@ -48,6 +49,15 @@ class _Shell:
     fields: Dict[str, Any]
 
 
+class _Answer(NamedTuple):
+    """What a call gave."""
+
+    leaves: List[Any]
+    spec: Any
+    left: List[Tuple[weakref.ref[nn.Module], str, Any]]
+    """And left in attributes of the model and its layers."""
+
+
 class FastForward:
     """Skips calls whose effect on memory is known."""
 
@@ -56,7 +66,7 @@ class FastForward:
         self._places = places
         self._calm = calm
         self._states = ModelStates()
-        self._answers: Dict[Any, Tuple[List[Any], Any]] = {}
+        self._answers: Dict[Any, _Answer] = {}
         self._counts: Dict[Any, int] = {}
         self._before: Dict[Any, Tuple[int, int]] = {}
         """The cycle in which each call was run first, and the most bytes that it was run beside."""
@@ -112,9 +122,11 @@ class FastForward:
         answer = real(module, *args, **kwargs)
         self._completed.add(module, (args, kwargs))
         leaves, spec = pytree.tree_flatten(answer)
-        if key is not None and all(_has_no_state(leaf) for leaf in leaves) and not leaves_more(module):
+        kept = kept_by(module)
+        if key is not None and all(_has_no_state(leaf) for leaf in leaves) and kept is not None:
             seen: Dict[int, _Leaf] = {}
-            self._answers[key] = ([_leaf(leaf, seen) for leaf in leaves], spec)
+            left = [(weakref.ref(part), name, _leaf(value, seen)) for part, name, value in kept]
+            self._answers[key] = _Answer([_leaf(leaf, seen) for leaf in leaves], spec, left)
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
         return answer
@@ -149,12 +161,15 @@ class FastForward:
         shapes = tuple(described(leaf) for leaf in leaves)
         return (id(module), self._states.of(module), torch.is_grad_enabled(), str(spec), shapes)
 
-    def _again(self, known: Tuple[List[Any], Any], given: Any) -> Any:
-        leaves, spec = known
+    def _again(self, known: _Answer, given: Any) -> Any:
         asked = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.requires_grad]
+        again = _Again(asked if torch.is_grad_enabled() else [])
+        for found, name, leaf in known.left:
+            part = found()
+            if part is not None:
+                vars(part)[name] = again.made(leaf)
         with nullcontext() if self.keeps_answers() else self._recorder.unnoted():
-            again = _Again(asked if torch.is_grad_enabled() else [])
-            return pytree.tree_unflatten([again.made(leaf) for leaf in leaves], spec)
+            return pytree.tree_unflatten([again.made(leaf) for leaf in known.leaves], known.spec)
 
     # -- Gradients ---------------------------------------------------------------------------------
 
