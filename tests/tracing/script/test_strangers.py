@@ -113,6 +113,13 @@ for step in range(5):
     loss.backward(); optimizer.step(); optimizer.zero_grad(); steps += 1
 assert steps == 5, steps
 """
+HALF_INSIDE = """
+model = nn.Linear(64, 10).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model.forward = torch.autocast("cuda", dtype=torch.float16)(model.forward)
+for step in range(5):
+    model(torch.randn(8, 64, device="cuda")).float().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
 BYTES = """
 model = nn.Linear(64, 30).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(5):
@@ -169,6 +176,12 @@ def test_a_loss_that_is_not_known_is_not_zero(tmp_path: Path) -> None:
     facts = _traced(tmp_path, SKIPS).facts
     assert facts["ended"]
     assert not facts["guessed"]
+
+
+def test_autocast_inside_of_a_model_is_its_precision(tmp_path: Path) -> None:
+    trace = parse(_traced(tmp_path, HALF_INSIDE).summary.decode(), origin="traced").trace
+    assert trace is not None
+    assert trace.job.precision == "amp-fp16"
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
