@@ -123,6 +123,9 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
         if source is not None and source.shape == args[0].shape:  # all of it is overwritten
             setattr(args[0], _NAME, source.to(args[0].dtype, copy=True))
         return
+    if func is aten.scatter_.src and _order(args) is not None:
+        setattr(args[0], _NAME, _order(args))
+        return
     known: List[bool] = []
     real_args = _real(args, known)
     if not all(known):
@@ -232,6 +235,16 @@ def _real(value: Any, known: List[bool]) -> Any:
     if isinstance(value, torch.device):
         return CPU
     return value
+
+
+def _order(args: Any) -> Optional[Tensor]:
+    """`order.scatter_(0, index, numbers)` that overwrites all of a list: how packed sequences are put back
+    into their order."""
+    target, dim, *given = args
+    index, numbers = (value_of(one) if one.device.type == "meta" else one for one in given)
+    if index is None or numbers is None or target.dim() != 1 or index.unique().numel() != target.numel():
+        return None
+    return torch.empty(target.shape, dtype=target.dtype).scatter_(dim, index, numbers)
 
 
 def forget(tensor: Tensor) -> None:
