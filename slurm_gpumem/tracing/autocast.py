@@ -43,6 +43,8 @@ class Autocast:
         self.dtype = torch.float16
         self.depth = 0
         self.cache: Dict[int, Tuple[Tensor, Tensor]] = {}
+        self.of_weights: Optional[torch.dtype] = None
+        """To which weights were cast that are trained."""
         self.when_scripted: Callable[[], None] = lambda: None
         """Called when code that torch.jit.script compiled trains under autocast."""
 
@@ -74,6 +76,7 @@ class Autocast:
             found = self.cache.get(id(tensor))
             if found is None:
                 found = self.cache[id(tensor)] = (tensor, tensor.to(self.dtype))
+                self.of_weights = self.dtype if torch.is_grad_enabled() else self.of_weights
             return found[1]
         return tensor.to(self.dtype)
 

@@ -221,6 +221,10 @@ class Recorder(TorchDispatchMode):
         """The type that autocast casts to here; None if it is off."""
         return self._autocast.dtype if self._autocast.enabled else None
 
+    def half_of_weights(self) -> Optional[torch.dtype]:
+        """The type to which autocast has cast weights that are trained; None if it never did."""
+        return self._autocast.of_weights
+
     def assume(self, remark: str) -> None:
         """Remember an assumption, once."""
         self.remarks.setdefault(remark)

@@ -59,6 +59,8 @@ _WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_s
             "aten::rand", "aten::new_empty_strided", "aten::empty_permuted"}  # fmt: skip
 _EACH = "aten::_foreach_"
 CPU = torch.device("cpu")
+_DIFFERENT = {aten.eq.Scalar: False, aten.eq.Tensor: False, aten.ne.Scalar: True, aten.ne.Tensor: True}
+"""`if loss == 0: continue`: two numbers of which one is not known are hardly ever the same."""
 
 
 def is_wrapped(tensor: Tensor) -> bool:
@@ -121,10 +123,16 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
         if source is not None and source.shape == args[0].shape:  # all of it is overwritten
             setattr(args[0], _NAME, source.to(args[0].dtype, copy=True))
         return
+    if func is aten.scatter_.src and _order(args) is not None:
+        setattr(args[0], _NAME, _order(args))
+        return
     known: List[bool] = []
     real_args = _real(args, known)
     if not all(known):
         _forget(outputs)
+        if func in _DIFFERENT and outputs[0].dim() == 0 and args[0].is_floating_point():
+            give(outputs[0], torch.tensor(_DIFFERENT[func]))
+            setattr(outputs[0], MADE_UP, True)
         return
     real_kwargs = {key: _real(value, known) for key, value in kwargs.items()}
     if not all(known):
@@ -227,6 +235,16 @@ def _real(value: Any, known: List[bool]) -> Any:
     if isinstance(value, torch.device):
         return CPU
     return value
+
+
+def _order(args: Any) -> Optional[Tensor]:
+    """`order.scatter_(0, index, numbers)` that overwrites all of a list: how packed sequences are put back
+    into their order."""
+    target, dim, *given = args
+    index, numbers = (value_of(one) if one.device.type == "meta" else one for one in given)
+    if index is None or numbers is None or target.dim() != 1 or index.unique().numel() != target.numel():
+        return None
+    return torch.empty(target.shape, dtype=target.dtype).scatter_(dim, index, numbers)
 
 
 def forget(tensor: Tensor) -> None:

@@ -7,16 +7,17 @@ they would be. What goes wrong in this mode ends the trace with what was seen un
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.script.growing import Call, GrowingCalls
-from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, leaves_more, tensors_in
+from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, kept_by, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
 
@@ -49,6 +50,15 @@ class _Shell:
     fields: Dict[str, Any]
 
 
+class _Answer(NamedTuple):
+    """What a call gave."""
+
+    leaves: List[Any]
+    spec: Any
+    left: List[Tuple[weakref.ref[nn.Module], str, Any]]
+    """And left in attributes of the model and its layers."""
+
+
 class FastForward:
     """Skips calls whose effect on memory is known."""
 
@@ -57,9 +67,9 @@ class FastForward:
         self._places = places
         self._calm = calm
         self._states = ModelStates()
-        self._answers: Dict[Any, Tuple[List[Any], Any]] = {}
-        self._last: Dict[Any, Tuple[List[Any], Any]] = {}
-        """Of calls with inputs of growing sizes, the last answer."""
+        self._answers: Dict[Any, _Answer] = {}
+        self._last: Dict[Any, _Answer] = {}
+        """Of calls with inputs of growing sizes."""
         self._counts: Dict[Any, int] = {}
         self._cycle = 0
         self._here: Dict[Any, int] = {}
@@ -124,15 +134,17 @@ class FastForward:
         answer = real(module, *args, **kwargs)
         self._completed.add(module, (args, kwargs))
         leaves, spec = pytree.tree_flatten(answer)
-        if key is not None and all(_has_no_state(leaf) for leaf in leaves) and not leaves_more(module):
+        kept = kept_by(module)
+        if key is not None and all(_has_no_state(leaf) for leaf in leaves) and kept is not None:
             seen: Dict[int, _Leaf] = {}
-            kept = [_leaf(leaf, seen) for leaf in leaves]
-            self._answers[key] = (kept, spec)
+            left = [(weakref.ref(part), name, _leaf(value, seen)) for part, name, value in kept]
+            found = self._answers[key] = _Answer([_leaf(leaf, seen) for leaf in leaves], spec, left)
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
-            if growing is not None and all(leaf is None or isinstance(leaf, _Leaf) for leaf in kept):
-                self._last[growing.family] = (kept, spec)
-                shapes = tuple(None if leaf is None else leaf.shape for leaf in kept)
+            plain = not left and all(leaf is None or isinstance(leaf, _Leaf) for leaf in found.leaves)
+            if growing is not None and plain:
+                self._last[growing.family] = found
+                shapes = tuple(None if leaf is None else leaf.shape for leaf in found.leaves)
                 self._growing.ran(growing, shapes, sum(block.nbytes for block in blocks[before:]))
         return answer
 
@@ -145,10 +157,11 @@ class FastForward:
         recorder = self._recorder
         return Call((*key[:-1], kinds), shapes, len(recorder.phases), recorder.live_bytes)
 
-    def _grown(self, call: Call, shapes: List[Any]) -> Tuple[List[Any], Any]:
+    def _grown(self, call: Call, shapes: List[Any]) -> _Answer:
         """The last answer of this series, as large as it is by now."""
-        leaves, spec = self._last[call.family]
-        return [leaf and replace(leaf, shape=shape) for leaf, shape in zip(leaves, shapes)], spec
+        last = self._last[call.family]
+        pairs = zip(last.leaves, shapes)
+        return last._replace(leaves=[leaf and replace(leaf, shape=shape) for leaf, shape in pairs])
 
     @property
     def completed(self) -> int:
@@ -175,12 +188,15 @@ class FastForward:
         shapes = tuple(described(leaf) for leaf in leaves)
         return (id(module), self._states.of(module), torch.is_grad_enabled(), str(spec), shapes)
 
-    def _again(self, known: Tuple[List[Any], Any], given: Any) -> Any:
-        leaves, spec = known
+    def _again(self, known: _Answer, given: Any) -> Any:
         asked = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.requires_grad]
+        again = _Again(asked if torch.is_grad_enabled() else [])
+        for found, name, leaf in known.left:
+            part = found()
+            if part is not None:
+                vars(part)[name] = again.made(leaf)
         with nullcontext() if self.keeps_answers() else self._recorder.unnoted():
-            again = _Again(asked if torch.is_grad_enabled() else [])
-            return pytree.tree_unflatten([again.made(leaf) for leaf in leaves], spec)
+            return pytree.tree_unflatten([again.made(leaf) for leaf in known.leaves], known.spec)
 
     # -- Gradients ---------------------------------------------------------------------------------
 

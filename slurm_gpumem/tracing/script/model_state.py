@@ -8,7 +8,7 @@ then need more. A number that takes many values counts steps, and decides nothin
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -54,19 +54,27 @@ class ModelStates:
         return found
 
 
-def leaves_more(model: nn.Module) -> bool:
-    """Whether a call leaves more than its answer: hooks may take what layers give, and attributes keep what
-    a loss is computed from later. A weight that is made from parameters, `weight_g`, is none of these."""
+def kept_by(model: nn.Module) -> Optional[List[Tuple[nn.Module, str, Tensor]]]:
+    """Tensors that a call leaves in attributes, where a loss may find them; None where it leaves more.
+
+    Hooks may take what layers give, and lists what is computed. A weight that is made from parameters, such
+    as `weight_g`, is nothing that a call leaves.
+    """
+    found = []
     for part in nn.Module.modules(model):
         if part._forward_hooks:
-            return True
+            return None
         for name, value in vars(part).items():
-            inside = value if type(value) is list else value.values() if type(value) is dict else (value,)
-            if any(isinstance(one, Tensor) and one.grad_fn is not None for one in inside) and not any(
-                other.startswith(f"{name}_") for other in part._parameters
-            ):
-                return True
-    return False
+            if isinstance(value, Tensor):
+                if value.grad_fn is not None and not any(
+                    one.startswith(f"{name}_") for one in part._parameters
+                ):
+                    found.append((part, name, value))
+            elif type(value) in (list, dict):
+                inside = value.values() if type(value) is dict else value
+                if any(isinstance(one, Tensor) and one.grad_fn is not None for one in inside):
+                    return None
+    return found
 
 
 def described(value: Any, depth: int = 0) -> Tuple[Any, ...]:

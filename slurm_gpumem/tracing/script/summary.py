@@ -166,8 +166,9 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
 def _job(tracer: Any, root: Any) -> TracedJob:
     steps = tracer.steps
     half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    if steps.autocast is not None:
-        precision = f"amp-{half.get(steps.autocast, 'bf16')}"
+    autocast = steps.autocast or tracer.recorder.half_of_weights()  # on around the model, or inside of it
+    if autocast is not None:
+        precision = f"amp-{half.get(autocast, 'bf16')}"
     else:
         precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
         if root is not None and root.module is not None:

@@ -136,6 +136,40 @@ for step in range(5):
     assert torch.LongTensor([out.argmax(), 7])[1] == 7
     sum(losses).backward(); optimizer.step(); optimizer.zero_grad()
 """
+SKIPS = """
+model = nn.Linear(64, 10).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+steps = 0
+for step in range(5):
+    loss = model(torch.randn(8, 64, device="cuda")).pow(2).mean()
+    if bool(loss == 0) or not loss != 0.0: continue
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); steps += 1
+assert steps == 5, steps
+"""
+HALF_INSIDE = """
+model = nn.Linear(64, 10).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model.forward = torch.autocast("cuda", dtype=torch.float16)(model.forward)
+for step in range(5):
+    model(torch.randn(8, 64, device="cuda")).float().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+PACKED = """
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+class Reader(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.LSTM(16, 16, batch_first=True)
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        out, found = pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        assert found.tolist() == lengths.tolist(), found
+        return out
+model = Reader().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+scores = nn.Linear(16, 5).cuda()
+for step in range(5):
+    lengths = torch.tensor([4, 9, 7, 8])
+    out = scores(model(torch.randn(4, 9, 16, device="cuda"), lengths)).log_softmax(-1)
+    targets = torch.tensor([1, 2, 3, 1, 2, 1])
+    F.ctc_loss(out.transpose(0, 1), targets.cuda(), lengths, torch.tensor([1, 2, 2, 1])).backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
 BYTES = """
 model = nn.Linear(64, 30).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(5):
@@ -185,6 +219,29 @@ def test_fused_optimizers_take_their_steps(tmp_path: Path) -> None:
 
 def test_constructors_read_numbers_on_the_gpu_one_by_one(tmp_path: Path) -> None:
     assert _traced(tmp_path, NUMBERS).facts["cycles"] >= 3
+
+
+def test_a_loss_that_is_not_known_is_not_zero(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, SKIPS).facts
+    assert facts["ended"]
+    assert not facts["guessed"]
+
+
+def test_autocast_inside_of_a_model_is_its_precision(tmp_path: Path) -> None:
+    trace = parse(_traced(tmp_path, HALF_INSIDE).summary.decode(), origin="traced").trace
+    assert trace is not None
+    assert trace.job.precision == "amp-fp16"
+
+
+def test_lengths_on_the_cpu_pack_sequences_and_count_in_their_loss(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, PACKED)
+    assert traced.facts["ended"]
+    found = parse(traced.summary.decode(), origin="traced")
+    assert not any("reads whole numbers" in text for text in found.warnings)
+    # Of four texts, nine steps each: all ways through at most two words.
+    assert found.trace is not None
+    sizes = [site.bytes_at(4) for site in found.trace.sites if site.operator == "aten::_ctc_loss"]
+    assert 4 * 9 * 5 * 4 in sizes, sizes
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
