@@ -19,7 +19,6 @@ from typing import (
     Dict,
     Iterable,
     Iterator,
-    NamedTuple,
     Optional,
     Tuple,
     Union,
@@ -52,13 +51,6 @@ class LockTimeoutError(OSError):
 
 class RefusedFileError(OSError):
     """A file that is not what it should be; `strerror` says why in a few words."""
-
-
-class PlainFile(NamedTuple):
-    """What was read, and whose file it is."""
-
-    data: bytes
-    owner_uid: int
 
 
 # -- Writing ---------------------------------------------------------------------------------------
@@ -161,9 +153,7 @@ def keep_newest(folder: Union[str, Path], most: int) -> None:
 # -- Reading ---------------------------------------------------------------------------------------
 
 
-def read_plain(
-    path: Union[str, Path], *, most_bytes: int, owners: Optional[Collection[int]] = None
-) -> PlainFile:
+def read_plain(path: Union[str, Path], *, most_bytes: int, owners: Optional[Collection[int]] = None) -> bytes:
     """Read a file that anybody may have put there: follows no link, waits for nobody, reads a part at most.
 
     RefusedFileError when it is no plain file, belongs to none of `owners`, or is larger than `most_bytes`.
@@ -176,7 +166,7 @@ def open_plain(path: Union[str, Path]) -> int:
     return os.open(path, _OPEN_PLAIN)
 
 
-def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int]] = None) -> PlainFile:
+def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int]] = None) -> bytes:
     """The second half of `read_plain`; closes the handle."""
     try:
         about = check_plain(handle, owners)
@@ -190,7 +180,7 @@ def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int
         os.close(handle)
     if len(data) > most_bytes:
         raise RefusedFileError(errno.EFBIG, f"larger than {most_bytes / MIB:g} MiB")
-    return PlainFile(data, about.st_uid)
+    return data
 
 
 def check_plain(handle: int, owners: Optional[Collection[int]] = None) -> os.stat_result:
@@ -206,7 +196,7 @@ def check_plain(handle: int, owners: Optional[Collection[int]] = None) -> os.sta
 def read_json_of(path: Union[str, Path], *, owners: Collection[int], most_bytes: int) -> Any:
     """The value of a file that `read_plain` takes; None when there is none, or no JSON."""
     try:
-        return json.loads(read_plain(path, most_bytes=most_bytes, owners=owners).data)
+        return json.loads(read_plain(path, most_bytes=most_bytes, owners=owners))
     except (OSError, ValueError, RecursionError):
         return None
 

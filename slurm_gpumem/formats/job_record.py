@@ -271,7 +271,7 @@ def parse_job_record(data: bytes) -> JobRecord:
 
 def read_job_record(path: Path) -> JobRecord:
     """The record in a file; OSError or BadRecordError when there is none of root's or our own."""
-    return parse_job_record(read_plain(path, most_bytes=MAX_BYTES, owners=(0, os.geteuid())).data)
+    return parse_job_record(read_plain(path, most_bytes=MAX_BYTES, owners=(0, os.geteuid())))
 
 
 def job_record_from(table: Mapping[str, Any]) -> JobRecord:
