@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, fields
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Dict, List, Sequence, Tuple, Type, TypeVar, Union
 
 from slurm_gpumem.errors import NotEstimatedError, SummaryError
 from slurm_gpumem.summaries.trace_types import (
@@ -39,7 +38,6 @@ _LARGEST = 1 << 50
 _MOST_EVENTS = 4_000_000
 _LONGEST_NAME = 1000
 _MOST_SIZES = 7
-_LAYER_FIELDS = {field.name: field.default for field in fields(Layer)}
 
 Kind = TypeVar("Kind", Convolution, TracedJob)
 
@@ -69,15 +67,20 @@ def to_json(summary: ModelSummary) -> str:
             "input_shapes": summary.input_shapes,
             "warnings": summary.warnings,
         },
-        "layers": [_plain(asdict(layer), _LAYER_FIELDS) for layer in summary.layers],
+        "layers": [_plain(layer) for layer in summary.layers],
         "trace": trace_content(summary.trace),
     }
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def _plain(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Dict[str, Any]:
+def _plain(layer: Layer) -> Dict[str, Any]:
     """Only what differs from the defaults."""
-    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+    defaults = Layer._field_defaults
+    return {
+        name: value
+        for name, value in layer._asdict().items()
+        if name not in defaults or value != defaults[name]
+    }
 
 
 def trace_content(trace: Trace) -> Dict[str, Any]:
@@ -172,7 +175,7 @@ def _summary(document: Any) -> ModelSummary:
 def _layer(values: Any) -> Layer:
     if not isinstance(values, dict):
         raise _Wrong("a layer is not an object")
-    unknown = set(values) - set(_LAYER_FIELDS)
+    unknown = set(values) - set(Layer._fields)
     if unknown:
         raise _Wrong(f"a layer has an unknown field {sorted(unknown)[0][:50]!r}")
     read: Dict[str, Any] = dict(values)
