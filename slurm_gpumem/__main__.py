@@ -4,4 +4,5 @@ import sys
 
 from slurm_gpumem.cli.gpumem import main
 
-sys.exit(main())
+# With arguments it ends as Python programs do: profilers write their figures then.
+sys.exit(main(sys.argv[1:]))

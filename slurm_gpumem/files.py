@@ -12,10 +12,22 @@ import struct
 import time
 from _thread import LockType, allocate_lock, get_native_id
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Collection, Dict, Iterable, Iterator, NamedTuple, Optional, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    Optional,
+    Tuple,
+    Union,
+)
 
 from slurm_gpumem.units import MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _ACL_VERSION = 2
 _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
@@ -41,18 +53,11 @@ class RefusedFileError(OSError):
     """A file that is not what it should be; `strerror` says why in a few words."""
 
 
-class PlainFile(NamedTuple):
-    """What was read, and whose file it is."""
-
-    data: bytes
-    owner_uid: int
-
-
 # -- Writing ---------------------------------------------------------------------------------------
 
 
 def write_atomic(
-    path: Path,
+    path: Union[str, Path],
     content: Union[str, bytes],
     *,
     mode: Optional[int] = 0o644,
@@ -75,13 +80,14 @@ def write_atomic(
 def replaced(path: Path, *, mode: Optional[int] = None, durable: bool = False) -> Iterator[Path]:
     """A draft to write by other means, which takes the file's place if nothing is raised."""
     with _draft(path, mode, durable) as (_, draft):
-        yield draft
+        yield path.with_name(os.path.basename(draft))
 
 
 @contextmanager
-def _draft(path: Path, mode: Optional[int], durable: bool) -> Iterator[Tuple[int, Path]]:
+def _draft(path: Union[str, Path], mode: Optional[int], durable: bool) -> Iterator[Tuple[int, str]]:
     # As _DRAFT_NAME. A number for each thread; that of a process's first thread is the process's own.
-    draft = path.with_name(f".{path.name}.{get_native_id()}.tmp")
+    folder, name = os.path.split(path)
+    draft = os.path.join(folder, f".{name}.{get_native_id()}.tmp")
     # What lies there by that name is a killed writer's, or a trap: never written into, only removed.
     remove(draft)
     handle = os.open(draft, _OPEN_DRAFT, 0o666 if mode is None else 0o600)
@@ -105,7 +111,7 @@ def write_json(path: Path, value: Any, **options: Any) -> None:
     write_atomic(path, json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n", **options)
 
 
-def remove(path: Path) -> bool:
+def remove(path: Union[str, Path]) -> bool:
     """Unlink it; False when there was none."""
     try:
         os.unlink(path)
@@ -122,7 +128,7 @@ def remove_dead_drafts(folder: Union[str, Path]) -> int:
             drafts = [entry for entry in entries if _DRAFT_NAME.fullmatch(entry.name)]
         for draft in drafts:
             if draft.stat(follow_symlinks=False).st_mtime < late:
-                removed += remove(Path(draft.path))
+                removed += remove(draft.path)
     except OSError:
         pass  # gone since, or not to be written to: they are only in the way of nobody
     return removed
@@ -134,21 +140,20 @@ def write_all(handle: int, data: bytes) -> None:
         data = data[os.write(handle, data) :]
 
 
-def keep_newest(folder: Path, most: int) -> None:
+def keep_newest(folder: Union[str, Path], most: int) -> None:
     """Remove the oldest files of a folder that is to hold `most` at most."""
-    found = list(folder.iterdir())
+    with os.scandir(folder) as entries:
+        found = list(entries)
     if len(found) > most:
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in found[most:]:
-            path.unlink(missing_ok=True)
+        found.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
+        for entry in found[most:]:
+            remove(entry.path)
 
 
 # -- Reading ---------------------------------------------------------------------------------------
 
 
-def read_plain(
-    path: Union[str, Path], *, most_bytes: int, owners: Optional[Collection[int]] = None
-) -> PlainFile:
+def read_plain(path: Union[str, Path], *, most_bytes: int, owners: Optional[Collection[int]] = None) -> bytes:
     """Read a file that anybody may have put there: follows no link, waits for nobody, reads a part at most.
 
     RefusedFileError when it is no plain file, belongs to none of `owners`, or is larger than `most_bytes`.
@@ -161,7 +166,7 @@ def open_plain(path: Union[str, Path]) -> int:
     return os.open(path, _OPEN_PLAIN)
 
 
-def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int]] = None) -> PlainFile:
+def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int]] = None) -> bytes:
     """The second half of `read_plain`; closes the handle."""
     try:
         about = check_plain(handle, owners)
@@ -175,7 +180,7 @@ def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int
         os.close(handle)
     if len(data) > most_bytes:
         raise RefusedFileError(errno.EFBIG, f"larger than {most_bytes / MIB:g} MiB")
-    return PlainFile(data, about.st_uid)
+    return data
 
 
 def check_plain(handle: int, owners: Optional[Collection[int]] = None) -> os.stat_result:
@@ -191,7 +196,7 @@ def check_plain(handle: int, owners: Optional[Collection[int]] = None) -> os.sta
 def read_json_of(path: Union[str, Path], *, owners: Collection[int], most_bytes: int) -> Any:
     """The value of a file that `read_plain` takes; None when there is none, or no JSON."""
     try:
-        return json.loads(read_plain(path, most_bytes=most_bytes, owners=owners).data)
+        return json.loads(read_plain(path, most_bytes=most_bytes, owners=owners))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -93,11 +93,11 @@ def test_other_names_are_not() -> None:
 def test_python_and_the_command_estimate_the_same_job_of_a_traced_summary(tmp_path: Path) -> None:
     summary = small_summary()
     assert summary.trace is not None
-    traced = replace(
-        summary.trace.job, optimizer="sgd", grad_accumulation=4, checkpointing=True, channels_last=True
+    traced = summary.trace.job._replace(
+        optimizer="sgd", grad_accumulation=4, checkpointing=True, channels_last=True
     )
     path = tmp_path / "traced.json"
-    path.write_text(to_json(replace(summary, trace=replace(summary.trace, job=traced))))
+    path.write_text(to_json(replace(summary, trace=summary.trace._replace(job=traced))))
     for options, words in (
         ({}, []),
         ({"batch_size": 8, "optimizer": "SGD"}, ["--batch-size=8", "--optimizer=SGD"]),

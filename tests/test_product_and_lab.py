@@ -27,7 +27,7 @@ ASKS_WHERE_IT_IS = {
     "submission/job_trace/stubs.py": "a program of its own, for the traced script",
     "submission/job_trace/trace_job.py": "the package's root, for the trace job's import path",
     "report/html/render.py": "its assets, which ship",
-    "site/probe.py": "the package of the hooks' interpreter, whose files only root may change",
+    "site/probe_host.py": "the package of the hooks' interpreter, whose files only root may change",
     "tracing/guard/start.py": "the package's root, since it is started by path",
     "tracing/blame.py": "the package's root, to tell its frames from the user's",
     "tracing/model/load.py": "files of the user's modules",
@@ -62,6 +62,10 @@ def test_no_product_module_imports_the_lab() -> None:
     assert named <= NAMES_THE_LAB
 
 
+_READS = ("data_path", "data_file")
+"""Functions that name a file of the package."""
+
+
 def _shipped() -> Dict[str, Path]:
     """Data files of the wheel by their path in the package."""
     config = configparser.ConfigParser()
@@ -71,7 +75,7 @@ def _shipped() -> Dict[str, Path]:
 
 
 def _data_files(tree: ast.Module) -> Iterator[Tuple[str, Optional[str]]]:
-    """(folder, name) of every data_path call; the name is None where it is computed."""
+    """(folder, name) of every call of data_path or data_file; the name is None where it is computed."""
     constants = {
         target.id: node.value.value
         for node in tree.body
@@ -80,7 +84,7 @@ def _data_files(tree: ast.Module) -> Iterator[Tuple[str, Optional[str]]]:
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "data_path":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _READS:
             folder, name = node.args
             assert isinstance(folder, ast.Constant)
             if isinstance(name, ast.Constant):
@@ -91,7 +95,11 @@ def _data_files(tree: ast.Module) -> Iterator[Tuple[str, Optional[str]]]:
 
 def test_the_product_reads_only_files_that_ship() -> None:
     shipped = _shipped()
-    reading = [path for path in PRODUCT if "data_path(" in path.read_text() and path.name != "data.py"]
+    reading = [
+        path
+        for path in PRODUCT
+        if any(f"{name}(" in path.read_text() for name in _READS) and path.name != "data.py"
+    ]
     assert reading
     for path in reading:
         for folder, name in _data_files(ast.parse(path.read_text())):

@@ -48,7 +48,7 @@ def cut_short(trace: Trace) -> Trace:
     first_step = min((phase.event for phase in trace.phases if phase.step == 1), default=0)
     end = min((event for event in later if event > first_step), default=len(trace.events))
     phases = tuple(phase for phase in trace.phases if phase.event < end)
-    return replace(trace, events=trace.events[:end], phases=phases, finished=False, kernels=())
+    return trace._replace(events=trace.events[:end], phases=phases, finished=False, kernels=())
 
 
 def cuts() -> List[Cut]:
@@ -67,7 +67,7 @@ def varied() -> List[Cut]:
 
     def plain(row: Row, summary: ModelSummary, trace: Trace) -> Optional[ModelSummary]:
         many = _MANY in row["trace"] and not trace.unfinished
-        return replace(summary, trace=replace(trace, varied=False)) if many else None
+        return replace(summary, trace=trace._replace(varied=False)) if many else None
 
     return _requested([name for name in LISTS if name != "eighth"], plain)
 

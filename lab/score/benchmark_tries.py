@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -41,7 +40,7 @@ def _run(cache: Path) -> int:
     both: List[List[float]] = [[], []]
     gpu = find_gpu("h200")
     for key, (row, trace) in sorted(found.items()):
-        timeline = replay(replace(trace, benchmark=True), None, gpu)
+        timeline = replay(trace._replace(benchmark=True), None, gpu)
         for errors, reserved in zip(both, (timeline.stats.peak_reserved, timeline.autotuned)):
             errors.append(reserved / row["reserved_bytes"] - 1)
         print(f"{both[0][-1]:+13.1%} {both[1][-1]:+11.1%}  {key}")

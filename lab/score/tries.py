@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import lzma
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
@@ -55,7 +54,7 @@ def requests() -> Dict[str, Tuple[int, int]]:
         trace = resolved.summary.trace
         if trace is None:
             raise ValueError(f"{row['network']}: no trace")
-        both = (estimate_trace(replace(trace, benchmark=tries), resolved.job, gpu) for tries in (True, False))
+        both = (estimate_trace(trace._replace(benchmark=tries), resolved.job, gpu) for tries in (True, False))
         with_tries, without = (one.request_mib for one in both)
         found[row["network"]] = (with_tries, without)
     return found

@@ -204,8 +204,8 @@ def _open(path: str) -> Union[int, str]:
 
 def _load(handle: int, owner: int, shard_mib: int) -> Loaded:
     try:
-        found = read_opened(handle, most_bytes=MAX_BYTES, owners=(owner,))
-        return run_from(parse_job_record(found.data), shard_mib=shard_mib)
+        data = read_opened(handle, most_bytes=MAX_BYTES, owners=(owner,))
+        return run_from(parse_job_record(data), shard_mib=shard_mib)
     except BadRecordError as error:
         return str(error)
     except OSError as error:

@@ -40,7 +40,7 @@ class RecordFolder(NamedTuple):
 
 def read_record_file(path: str, owner: int) -> bytes:
     """A record's bytes; OSError when there are none of its folder's owner."""
-    return read_plain(path, most_bytes=MAX_BYTES, owners=(owner,)).data
+    return read_plain(path, most_bytes=MAX_BYTES, owners=(owner,))
 
 
 def open_book(path: str, owner: int) -> Book:

@@ -27,6 +27,14 @@ from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_con
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.formats.comment import said_slowdown
 
+_AS_STORED = (
+    "job_id", "uid", "estimate_mib", "request_mib", "shards", "limit_mib", "peak_mib", "submit", "end",
+    "wait_s", "attempts", "ooms", "alone_s", "idle_s", "cpus", "cpus_mean", "array_job", "array_task",
+)  # fmt: skip
+"""Columns of the index that a row has as they are."""
+_WORDS = ("cluster", "user", "account", "partition", "model", "estimator", "sharing", "gpu", "state")
+"""... and those that stand in the table of words."""
+
 
 class Store:
     """The indexed records that the caller may see; a context manager."""
@@ -144,63 +152,39 @@ class Store:
         ended = row["end"] is not None
         met = folded.get("met", rest.met)
         companions = tuple(sorted({int(job) for job in met.split()} - {row["job_id"]}))
+        same: Dict[str, Any] = {name: row[name] for name in _AS_STORED}
+        same.update({name: text[row[name]] for name in _WORDS})
         return JobRow(
-            job_id=row["job_id"],
-            cluster=text[row["cluster"]],
-            user=text[row["user"]],
-            uid=row["uid"],
-            account=text[row["account"]],
-            partition=text[row["partition"]],
+            **same,
             job_name=row["job_name"] or "",
-            model=text[row["model"]],
             fingerprint=recipe.fingerprint,
             batch=_number(recipe.batch),
             optimizer=recipe.optimizer,
             precision=recipe.precision,
-            estimator=text[row["estimator"]],
             parts=split_parts(rest.parts),
-            estimate_mib=row["estimate_mib"],
-            request_mib=row["request_mib"],
-            shards=row["shards"],
-            limit_mib=row["limit_mib"],
-            peak_mib=row["peak_mib"],
             mean_mib=_number(rest.mean_mib),
-            sharing=text[row["sharing"]],
-            gpu=text[row["gpu"]],
             gpu_memory_mib=row["gpu_mib"],
             devices=self._devices.of(folded.get("devices", row["devices"])),
             companions=companions,
             company=tuple(sorted((self._names[row["cluster"], job] for job in companions), key=_by_numbers)),
-            submit=row["submit"],
             start=row["first_start"],
-            end=row["end"],
-            wait_s=row["wait_s"],
             run_s=folded.get("run_s", row["end"] - row["start"] if ended else None),
-            state=text[row["state"]],
             exit_code=_number(rest.exit_code),
             signal=_number(rest.signal),
-            attempts=row["attempts"],
-            ooms=row["ooms"],
             slots=_number(rest.slots) or 0,
             sm_share=folded.get("sm_share", row["sm_share"]),
             gpu_sm=float(rest.gpu_sm) if rest.gpu_sm else None,
             energy_j=folded.get("energy_j", row["energy_j"]),
             gpu_s=folded.get("gpu_s", (row["end"] - row["start"]) * row["gpus"] if ended else None),
-            alone_s=row["alone_s"],
             slowdown=_slowdown(row, folded.get("met_last", rest.met)),
             said_slowdown=said_slowdown(rest.said)[0],
             said_at_most=said_slowdown(rest.said)[1],
             alone_by=rest.alone_by,
-            idle_s=row["idle_s"],
-            cpus=row["cpus"],
-            cpus_mean=row["cpus_mean"],
             cpus_high=float(rest.cpus_high) if rest.cpus_high else None,
             used_s=folded.get("used_s", None if row["strangers"] else row["used_s"]),
             would_s=folded.get("would_s", row["would_s"]),
             notes=tuple(rest.notes.split("\n")) if rest.notes else (),
             hints=tuple(rest.hints.split()),
-            array_job=row["array_job"],
-            array_task=row["array_task"],
             oom_limit_mib=folded.get("oom_limit_mib", row["limit_mib"] if row["oom"] else None),
         )
 

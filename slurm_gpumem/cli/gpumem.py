@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import List, Optional
 
-from slurm_gpumem.terminal.command import run_command
+from slurm_gpumem.terminal.command import run_command, run_program
 
 COMMANDS = {
     "devcluster": ("slurm_gpumem.cli.devcluster", "a real Slurm with stand-in GPUs on this machine"),
@@ -56,8 +56,9 @@ READERS = {
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point of `gpumem`."""
-    args = sys.argv[1:] if argv is None else argv
-    return run_command(lambda: _dispatch(args))
+    if argv is None:
+        run_program(lambda: _dispatch(sys.argv[1:]))
+    return run_command(lambda: _dispatch(argv))
 
 
 def _dispatch(args: List[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, NoReturn, Optional
 
 from slurm_gpumem.config.schema import JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
@@ -32,7 +32,7 @@ from slurm_gpumem.slurm.sbatch import (
 from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
-from slurm_gpumem.terminal.command import run_command
+from slurm_gpumem.terminal.command import run_command, run_program
 from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:
@@ -116,18 +116,19 @@ class Switches(NamedTuple):
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point of `gpusbatch`."""
-    args = sys.argv[1:] if argv is None else argv
-    return run_command(lambda: _gpusbatch(args))
+    if argv is None:
+        run_program(lambda: _gpusbatch(sys.argv[1:]))
+    return run_command(lambda: _gpusbatch(argv))
 
 
-def main_srun() -> int:
+def main_srun() -> NoReturn:
     """Entry point of `gpusrun`."""
-    return run_command(lambda: _interactive(sys.argv[1:], SRUN))
+    run_program(lambda: _interactive(sys.argv[1:], SRUN))
 
 
-def main_salloc() -> int:
+def main_salloc() -> NoReturn:
     """Entry point of `gpusalloc`."""
-    return run_command(lambda: _interactive(sys.argv[1:], SALLOC))
+    run_program(lambda: _interactive(sys.argv[1:], SALLOC))
 
 
 def _gpusbatch(argv: List[str]) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict
 from typing import Dict, List
 
 from slurm_gpumem.cli.parser import Parser
@@ -44,7 +43,7 @@ def main(argv: List[str]) -> int:
     new = {**now, **learned} != now
     if args.json:
         written = new and not args.dry_run
-        gpus = {kind: asdict(one) for kind, one in learned.items()}
+        gpus = {kind: one._asdict() for kind, one in learned.items()}
         print(json.dumps({"schema": SCHEMA, "path": path, "written": written, "gpus": gpus}))
     else:
         print("\n".join([*_read_lines(found, folders), *_learned_lines(learned, now)]))

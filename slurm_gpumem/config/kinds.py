@@ -111,26 +111,16 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _slowdown(value: Any) -> float:
-    # Also as text: it may come from a variable.
-    number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
-    if not 1 <= number <= 100:
-        raise ValueError
-    return number
+def _within(least: float, most: float) -> Callable[[Any], float]:
+    def convert(value: Any) -> float:
+        # Also as text: it may come from a variable.
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError
+        if not least <= float(value) <= most:
+            raise ValueError
+        return float(value)
 
-
-def _part(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)) or not 0 <= float(value) <= 1:
-        raise ValueError
-    return float(value)
-
-
-def _coverage(value: Any) -> float:
-    # Also as text: it may come from a variable.
-    number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
-    if not 0.5 <= number <= 0.995:
-        raise ValueError
-    return number
+    return convert
 
 
 def _absolute(value: Any) -> str:
@@ -182,9 +172,9 @@ MEBIBYTES = whole_number("a whole number of MiB", 0)
 SWITCH = Kind("true or false", _switch)
 DURATION = Kind('a time like "2h" or "90m"', _duration)
 SECONDS = Kind("a number of seconds, at most a day", _seconds)
-SLOWDOWN = Kind("a factor of at least 1 (1.15: a step may take 15 % longer)", _slowdown)
-PART = Kind("a share of a GPU from 0 to 1 (0.5: half of it)", _part)
-COVERAGE = Kind("a share of jobs from 0.5 to 0.995 (0.98: requests hold for 98 of 100)", _coverage)
+SLOWDOWN = Kind("a factor of at least 1 (1.15: a step may take 15 % longer)", _within(1, 100))
+PART = Kind("a share of a GPU from 0 to 1 (0.5: half of it)", _within(0, 1))
+COVERAGE = Kind("a share of jobs from 0.5 to 0.995 (0.98: requests hold for 98 of 100)", _within(0.5, 0.995))
 ABSOLUTE = Kind("an absolute path", _absolute)
 PATH = Kind("an absolute path", _path)
 WORD = Kind("a word or a number", _word)

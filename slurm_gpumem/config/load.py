@@ -10,7 +10,7 @@ import os
 from types import MappingProxyType
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.config.kinds import COVERAGE, SLOWDOWN, Kind
+from slurm_gpumem.config.kinds import Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
 from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLOTS, SLURM, TEXTS, TRACE
@@ -132,18 +132,6 @@ def job_variables(environ: Mapping[str, str]) -> Dict[str, Tuple[str, str]]:
     """What GPUMEM_BATCH_SIZE and its like say: key → (value, variable)."""
     names = {key: _variable(key) for key in JOB_KEYS}
     return {key: (environ[name], name) for key, name in names.items() if environ.get(name)}
-
-
-def checked_coverage(where: str, value: Any) -> float:
-    """A coverage as a number; ConfigError says what is wrong with it."""
-    number: float = _checked(where, COVERAGE, value)
-    return number
-
-
-def checked_slowdown(where: str, value: Any) -> float:
-    """A slowdown as a number; ConfigError says what is wrong with it."""
-    number: float = _checked(where, SLOWDOWN, value)
-    return number
 
 
 def _merged(config: Config, reading: Reading) -> Config:

@@ -113,18 +113,16 @@ def site_config(spec: ClusterSpec, layout: Layout) -> str:
     )
 
 
-def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]:
-    auth_info = f"socket={layout.munge_socket}"
-    if spec.cred_expire_s is not None:
-        auth_info += f",cred_expire={spec.cred_expire_s}"
-    settings = {
-        "ClusterName": "devcluster",
+def own_settings(name: str, layout: Layout, place: Place) -> Dict[str, str]:
+    """What keeps a cluster on this host and in its own folder."""
+    return {
+        "ClusterName": name,
         "SlurmctldHost": f"{place.hostname}(127.0.0.1)",
         "SlurmctldPort": str(place.controller_port),
         "SlurmUser": place.user,
         "SlurmdUser": place.user,
         "AuthType": "auth/munge",
-        "AuthInfo": auth_info,
+        "AuthInfo": f"socket={layout.munge_socket}",
         "CredType": "cred/munge",
         "StateSaveLocation": str(layout.controller),
         "SlurmdSpoolDir": str(layout.spool / "%n"),
@@ -132,12 +130,18 @@ def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]
         "SlurmdPidFile": str(layout.run / "slurmd-%n.pid"),
         "SlurmctldLogFile": str(layout.log / "slurmctld.log"),
         "SlurmdLogFile": str(layout.log / "slurmd-%n.log"),
-        "ProctrackType": "proctrack/linuxproc" if place.is_root else "proctrack/pgid",
         "TaskPlugin": "task/none",
         "MpiDefault": "none",
         "MailProg": "/bin/true",
         "ReturnToService": "2",
         "SlurmdParameters": "config_overrides",
+    }
+
+
+def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]:
+    settings = {
+        **own_settings("devcluster", layout, place),
+        "ProctrackType": "proctrack/linuxproc" if place.is_root else "proctrack/pgid",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core_Memory",
         "GresTypes": f"gpu,{spec.gres}",
@@ -149,6 +153,8 @@ def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]
         "SchedulerType": "sched/backfill",
         "SchedulerParameters": "batch_sched_delay=0,bf_interval=5,bf_window=2940",
     }
+    if spec.cred_expire_s is not None:
+        settings["AuthInfo"] += f",cred_expire={spec.cred_expire_s}"
     if spec.job_submit_lua is not None:
         settings["JobSubmitPlugins"] = "lua"
     if spec.hooks:

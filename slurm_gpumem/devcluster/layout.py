@@ -2,111 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Tuple
 
 
-@dataclass(frozen=True)
 class Layout:
     """The paths below one state directory."""
 
-    root: Path
-
-    @property
-    def state_file(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state_file = root / "devcluster.json"
         """What runs here: ports, processes and the spec, as JSON."""
-        return self.root / "devcluster.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
-    def conf(self) -> Path:
-        return self.root / "conf"
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.conf / "slurm.conf"
-
-    @property
-    def site_config(self) -> Path:
-        return self.conf / "gpumem.toml"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def run(self) -> Path:
+        self.lock = root / "lock"
+        self.conf = root / "conf"
+        self.slurm_conf = self.conf / "slurm.conf"
+        self.site_config = self.conf / "gpumem.toml"
+        self.log = root / "log"
+        self.run = root / "run"
         """Sockets and pid files."""
-        return self.root / "run"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self.run / "munge.sock"
-
-    @property
-    def mysql_socket(self) -> Path:
-        return self.run / "mysql.sock"
-
-    @property
-    def munge(self) -> Path:
+        self.munge_socket = self.run / "munge.sock"
+        self.mysql_socket = self.run / "mysql.sock"
+        self.munge = root / "munge"
         """munged's private key and seed."""
-        return self.root / "munge"
-
-    @property
-    def controller(self) -> Path:
+        self.controller = root / "controller"
         """Slurm's StateSaveLocation."""
-        return self.root / "controller"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool"
-
-    @property
-    def devices(self) -> Path:
-        return self.root / "devices"
-
-    @property
-    def ledger(self) -> Path:
+        self.spool = root / "spool"
+        self.devices = root / "devices"
+        self.ledger = root / "ledger"
         """The memory ledgers of the stand-in GPUs."""
-        return self.root / "ledger"
-
-    @property
-    def database(self) -> Path:
-        return self.root / "database"
-
-    @property
-    def programs(self) -> Path:
+        self.database = root / "database"
+        self.programs = root / "bin"
         """Commands for people and jobs: the stand-in, and Slurm's own if it is in another tree."""
-        return self.root / "bin"
-
-    @property
-    def library(self) -> Path:
+        self.library = root / "lib"
         """The stand-in's Python files, readable by all users."""
-        return self.root / "lib"
-
-    @property
-    def hooks(self) -> Path:
+        self.hooks = root / "hooks"
         """The nodes' hooks, where the cluster has them."""
-        return self.root / "hooks"
-
-    @property
-    def records(self) -> Path:
+        self.records = root / "records"
         """Job records that the hooks write."""
-        return self.root / "records"
-
-    @property
-    def index(self) -> Path:
+        self.index = root / "index"
         """The index of those records."""
-        return self.root / "index"
-
-    @property
-    def nodes(self) -> Path:
+        self.nodes = root / "nodes"
         """What is in /run/gpumem on a real node, in a folder for each node."""
-        return self.root / "nodes"
 
     def private_folders(self) -> Tuple[Path, ...]:
         """Directories that only the cluster's owner may enter."""

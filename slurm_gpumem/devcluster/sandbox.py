@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.data import LUA_FILES, data_path
-from slurm_gpumem.devcluster.config import Place, cgroup_conf
+from slurm_gpumem.devcluster.config import Place, cgroup_conf, own_settings
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.client import Version
@@ -248,28 +248,10 @@ def _found_gpus(slurm: Tree, gres: Tree, nodes: Sequence[str], place: Place) -> 
 
 def _own_settings(layout: Layout, place: Place) -> str:
     settings = {
-        "ClusterName": "trial",
-        "SlurmctldHost": f"{place.hostname}(127.0.0.1)",
-        "SlurmctldPort": str(place.controller_port),
-        "SlurmUser": place.user,
-        "SlurmdUser": place.user,
-        "AuthType": "auth/munge",
-        "AuthInfo": f"socket={layout.munge_socket}",
-        "CredType": "cred/munge",
-        "StateSaveLocation": str(layout.controller),
-        "SlurmdSpoolDir": str(layout.spool / "%n"),
-        "SlurmctldPidFile": str(layout.run / "slurmctld.pid"),
-        "SlurmdPidFile": str(layout.run / "slurmd-%n.pid"),
-        "SlurmctldLogFile": str(layout.log / "slurmctld.log"),
-        "SlurmdLogFile": str(layout.log / "slurmd-%n.log"),
+        **own_settings("trial", layout, place),
         "AccountingStorageType": "accounting_storage/none",
         "JobCompType": "jobcomp/none",
         "ProctrackType": "proctrack/pgid",
-        "TaskPlugin": "task/none",
-        "MpiDefault": "none",
-        "MailProg": "/bin/true",
-        "SlurmdParameters": "config_overrides",
-        "ReturnToService": "2",
     }
     return "".join(f"{key}={value}\n" for key, value in settings.items())
 

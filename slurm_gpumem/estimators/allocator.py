@@ -27,8 +27,7 @@ flat: an estimate replays thousands of events and has a few milliseconds for it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
-from typing import Dict, Hashable, Iterable, List, Tuple
+from typing import Dict, Hashable, Iterable, List, NamedTuple, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings, rounded_up
@@ -67,8 +66,7 @@ _LARGE_POOL = 1 << (_SHIFT - 1)
 _TOO_LARGE = "as its summary reads, the model would need more than 16 TiB; is the batch size right?"
 
 
-@dataclass(frozen=True)
-class AllocatorStats:
+class AllocatorStats(NamedTuple):
     """What `torch.cuda.memory_stats` would say, in bytes."""
 
     allocated: int

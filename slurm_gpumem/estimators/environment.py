@@ -14,10 +14,9 @@ import os
 import re
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.types import CPU_BUILD, Base, Estimate, Gpu, TrainingJob
 from slurm_gpumem.toml_file import load_toml
@@ -262,15 +261,17 @@ def _said_of_context(gpu: Gpu) -> str:
 @lru_cache(maxsize=1)
 def measured_environments() -> Tuple[Measured, ...]:
     """All that the package knows, by file name."""
-    folder = data_path("models", FOLDER)
+    folder = data_file("models", FOLDER)
     return tuple(
-        read_environment(folder / name) for name in sorted(os.listdir(folder)) if name.endswith(".toml")
+        read_environment(os.path.join(folder, name))
+        for name in sorted(os.listdir(folder))
+        if name.endswith(".toml")
     )
 
 
-def read_environment(path: Path) -> Measured:
+def read_environment(path: Union[str, os.PathLike[str]]) -> Measured:
     """One file, checked: it may come from a stranger. ConfigError says what is wrong with it."""
-    if path.stat().st_size > _SIZE_CAP:
+    if os.stat(path).st_size > _SIZE_CAP:
         raise ConfigError(f"{path}: larger than {_SIZE_CAP} bytes")
     fields = load_toml(path)
     unknown = sorted(set(fields) - set(_TEXTS) - set(_CONTEXTS))
@@ -287,7 +288,7 @@ def read_environment(path: Path) -> Measured:
     )
 
 
-def _context(path: Path, fields: Mapping[str, Any], name: str) -> Optional[int]:
+def _context(path: Union[str, os.PathLike[str]], fields: Mapping[str, Any], name: str) -> Optional[int]:
     value = fields.get(name)
     if value is None and name != "context_mib":
         return None

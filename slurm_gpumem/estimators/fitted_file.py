@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from math import isfinite
-from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Sequence, Union
 
 from slurm_gpumem.errors import ConfigError
 
@@ -14,7 +14,7 @@ SIZE_CAP = 4 << 20
 _LIMIT = 1e12
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Union[str, os.PathLike[str]]) -> Any:
     """The JSON of a file of at most SIZE_CAP bytes."""
     try:
         with open(path, "rb") as file:

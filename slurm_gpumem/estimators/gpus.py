@@ -93,27 +93,22 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
     row = matched or _nearest_memory(memory_mib, entries)
     gpu = _gpu(row, entries[row])
     reserve_mib = gpu.reserve_mib if memory_mib is None and not profile else 0
-    return Gpu(
+    if matched is None:
+        # Of another type's row only what every job takes is believed.
+        gpu = Gpu(
+            name=gpu.name,
+            memory_mib=gpu.memory_mib,
+            context_mib=gpu.context_mib,
+            context_bare_mib=gpu.context_bare_mib,
+            context_conv_mib=gpu.context_conv_mib,
+            context_matmul_mib=gpu.context_matmul_mib,
+            cublas_workspace_bytes=gpu.cublas_workspace_bytes,
+            source=f"GPU type not in the table: context as for {gpu.name}",
+        )
+    return replace(
+        gpu,
         name=type_name or gpu.name,
         memory_mib=memory_mib or gpu.memory_mib,
-        context_mib=gpu.context_mib,
-        context_bare_mib=gpu.context_bare_mib,
-        context_conv_mib=gpu.context_conv_mib,
-        context_matmul_mib=gpu.context_matmul_mib,
-        cublas_workspace_bytes=gpu.cublas_workspace_bytes,
-        compute_capability=gpu.compute_capability if matched else "",
-        sms=gpu.sms if matched else None,
-        bandwidth_gb_s=gpu.bandwidth_gb_s if matched else None,
-        tflops=gpu.tflops if matched else (),
-        clock_mhz=gpu.clock_mhz if matched else None,
-        host_factor=gpu.host_factor if matched else 1.0,
-        utilization_measured=gpu.utilization_measured and matched is not None,
-        entry=matched or "",
-        measured=gpu.measured and matched is not None,
-        calibrated=gpu.calibrated and matched is not None,
-        workspaces_measured=gpu.workspaces_measured and matched is not None,
-        workspace_scale=gpu.workspace_scale if matched else (),
-        source=gpu.source if matched else f"GPU type not in the table: context as for {gpu.name}",
         reserve_mib=reserve_mib,
         profile=profile or "",
     )
@@ -275,19 +270,12 @@ def _is_scale(value: object) -> bool:
 
 def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
     capability = str(entry.get("compute_capability", ""))
+    numbers = {key: entry[key] for key in _NUMBERS if key in entry}
     return Gpu(
         name=name,
-        memory_mib=entry["memory_mib"],
-        context_mib=entry["context_mib"],
-        context_bare_mib=entry.get("context_bare_mib"),
-        context_conv_mib=entry.get("context_conv_mib"),
-        context_matmul_mib=entry.get("context_matmul_mib"),
-        cublas_workspace_bytes=entry.get("cublas_workspace_bytes", cublas_workspace_bytes(capability)),
+        **{"cublas_workspace_bytes": cublas_workspace_bytes(capability), **numbers},
         compute_capability=capability,
-        sms=entry.get("sms"),
-        bandwidth_gb_s=entry.get("bandwidth_gb_s"),
         tflops=tuple(entry.get("tflops", ())),
-        clock_mhz=entry.get("clock_mhz"),
         host_factor=float(entry.get("host_factor", 1.0)),
         utilization_measured=entry.get("utilization_measured", False) is True,
         entry=name,

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, Mapping, Optional
+from dataclasses import replace
+from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.estimators.environment import loads_eagerly, without_context_margin
@@ -27,8 +27,7 @@ MOST_MIB = 4096
 _SIZE_CAP = 1 << 20
 
 
-@dataclass(frozen=True)
-class GpuConstant:
+class GpuConstant(NamedTuple):
     """What jobs on one type of GPU took beyond their estimates."""
 
     mib: int
@@ -64,7 +63,7 @@ def load_constants(path: str) -> Dict[str, GpuConstant]:
 
 def _constant(entry: Mapping[str, Any]) -> GpuConstant:
     found = GpuConstant(**entry)
-    for name, value in asdict(found).items():
+    for name, value in found._asdict().items():
         if type(value) is not int or (name == "mib" and abs(value) > MOST_MIB):
             raise TypeError(f"{name} {value!r} is not a usable number")
     return found
@@ -72,7 +71,7 @@ def _constant(entry: Mapping[str, Any]) -> GpuConstant:
 
 def constants_json(constants: Mapping[str, GpuConstant], made: str) -> str:
     """The file's text."""
-    gpus = {kind: asdict(one) for kind, one in sorted(constants.items())}
+    gpus = {kind: one._asdict() for kind, one in sorted(constants.items())}
     return json.dumps({"format": FORMAT, "made": made, "gpus": gpus}, indent=1) + "\n"
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.coverage import LEAST, LEVELS, MOST
 from slurm_gpumem.estimators.fitted_file import read_json, usable_number
@@ -63,7 +63,7 @@ class GroupMargin(NamedTuple):
 @lru_cache(maxsize=1)
 def unfinished_factor() -> float:
     """What the request of a trace that did not come to its script's end is multiplied by, without context."""
-    path = data_path("models", UNFINISHED)
+    path = data_file("models", UNFINISHED)
     try:
         return max(1.0, usable_number(read_json(path)["factor"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -78,8 +78,8 @@ def trace_spread(fixed_mib: float, peak_mib: float) -> float:
 @lru_cache(maxsize=1)
 def packaged() -> Mapping[str, GroupMargin]:
     """The package's own, by group."""
-    path = data_path("models", FILE)
-    return from_json(read_json(path), str(path))
+    path = data_file("models", FILE)
+    return from_json(read_json(path), path)
 
 
 def from_json(content: Any, where: str) -> Dict[str, GroupMargin]:

@@ -50,10 +50,10 @@ def profile_names(gpus: Optional[Sequence[str]] = None) -> Tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _table() -> Dict[str, Dict[str, Profile]]:
     # A submission on a site without MIG asks for names only.
-    from slurm_gpumem.data import data_path
+    from slurm_gpumem.data import data_file
     from slurm_gpumem.toml_file import load_toml
 
-    return {gpu: _profiles(gpu, fields) for gpu, fields in load_toml(data_path("models", "mig.toml")).items()}
+    return {gpu: _profiles(gpu, fields) for gpu, fields in load_toml(data_file("models", "mig.toml")).items()}
 
 
 def _profiles(gpu: str, fields: Dict[str, Any]) -> Dict[str, Profile]:

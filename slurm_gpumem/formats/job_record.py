@@ -271,7 +271,7 @@ def parse_job_record(data: bytes) -> JobRecord:
 
 def read_job_record(path: Path) -> JobRecord:
     """The record in a file; OSError or BadRecordError when there is none of root's or our own."""
-    return parse_job_record(read_plain(path, most_bytes=MAX_BYTES, owners=(0, os.geteuid())).data)
+    return parse_job_record(read_plain(path, most_bytes=MAX_BYTES, owners=(0, os.geteuid())))
 
 
 def job_record_from(table: Mapping[str, Any]) -> JobRecord:
@@ -394,23 +394,9 @@ def write_job_record(spool: Path, record: JobRecord, *, durable: bool = False) -
 
 def _figures(table: Mapping[str, Any]) -> GpuFigures:
     (
-        number,
-        called,
-        memory,
-        instance,
-        peak,
-        mean,
-        energy,
-        share,
-        slowed,
-        unclear,
-        basis,
-        alone,
-        idle,
-        idle_j,
-        curve,
-        *means,
-    ) = values_of(table, _FIGURES, GpuFigures._fields)
+        number, called, memory, instance, peak, mean, energy, share, slowed, unclear, basis, alone,
+        idle, idle_j, curve, *means,
+    ) = values_of(table, _FIGURES, GpuFigures._fields)  # fmt: skip
     return GpuFigures(
         number if type(number) is int and 0 <= number < MOST_WHOLE else None,
         clean_name(called) if type(called) is str else "",

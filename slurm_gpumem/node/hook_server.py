@@ -159,7 +159,7 @@ class HookServer:
 def _wake(request: Request) -> None:
     """End the hook's sleep; one that it begins later it ends itself, since its request is gone."""
     try:
-        pid = int(read_plain(sleep_note(request.file), most_bytes=16).data)
+        pid = int(read_plain(sleep_note(request.file), most_bytes=16))
     except (OSError, ValueError):
         return
     start = processes.start_of(pid)

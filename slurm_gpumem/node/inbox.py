@@ -82,7 +82,7 @@ def forget(request: Path) -> None:
 
 def _variables(path: Path) -> Optional[Dict[str, str]]:
     try:
-        *fields, end, _ = read_plain(path, most_bytes=_MOST_BYTES).data.split(b"\0")
+        *fields, end, _ = read_plain(path, most_bytes=_MOST_BYTES).split(b"\0")
     except (OSError, ValueError):
         return None
     pairs = (os.fsdecode(field).partition("=") for field in fields)

@@ -78,88 +78,48 @@ class NodeJob:
         return self.claim or CommentRecord()
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The paths below /run/gpumem."""
 
-    root: Path
-
-    @property
-    def jobs(self) -> Path:
-        return self.root / "jobs"
-
-    @property
-    def mps(self) -> Path:
-        return self.root / "mps"
-
-    @property
-    def locks(self) -> Path:
-        return self.root / "locks"
-
-    @property
-    def live(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.jobs = root / "jobs"
+        self.mps = root / "mps"
+        self.locks = root / "locks"
+        self.live = root / "live.json"
         """What the sampler saw last."""
-        return self.root / "live.json"
-
-    @property
-    def own(self) -> Path:
+        self.own = root / "own"
         """What users may read of their own jobs, a file for each."""
-        return self.root / "own"
+        self.counters = root / "counters.json"
+        """What the samplers since the node's start have counted."""
+        self.inbox = root / "inbox"
+        """Where hooks leave their requests to the sampler; nobody else may look in."""
+        self.suspects = root / "suspects"
+        """Users whose jobs were hit by faults at a shared MPS server."""
+        self.ended = root / "ended"
+        """Closed records on their way to the spool."""
+        self.unsettled = root / "unsettled"
+        """Records that have come to the spool and lack Slurm's word on their end."""
+        self.swept = root / "swept"
+        """Its time is when records that were left open were last looked for."""
+        self.records_lock = self.locks / "records"
+        self.sampler_lock = self.locks / "sampler"
+        self.sampler_start_lock = self.locks / "sampler-start"
+        """Held from when a prolog starts a sampler, so that of many prologs at once one does."""
+        self.end_socket = self.mps / "end.sock"
+        """Where processes ask to leave their MPS server; below `mps`, which containers see."""
 
     def own_live(self, uid: int) -> Path:
         """What the sampler saw last of one user's jobs."""
         return self.own / f"{uid}.json"
 
-    @property
-    def counters(self) -> Path:
-        """What the samplers since the node's start have counted."""
-        return self.root / "counters.json"
-
-    @property
-    def inbox(self) -> Path:
-        """Where hooks leave their requests to the sampler; nobody else may look in."""
-        return self.root / "inbox"
-
     def daemon_lock(self, uuid: str, uid: int) -> Path:
         """Held while root talks to that user's daemon on that GPU; nobody else needs it."""
         return self.locks / f"{uuid}.{uid}"
 
-    @property
-    def suspects(self) -> Path:
-        """Users whose jobs were hit by faults at a shared MPS server."""
-        return self.root / "suspects"
-
     def door_lock(self, uuid: str) -> Path:
         """Held for a moment while it is set who may come to the shared daemon on that GPU."""
         return self.locks / f"{uuid}.door"
-
-    @property
-    def ended(self) -> Path:
-        """Closed records on their way to the spool."""
-        return self.root / "ended"
-
-    @property
-    def unsettled(self) -> Path:
-        """Records that have come to the spool and lack Slurm's word on their end."""
-        return self.root / "unsettled"
-
-    @property
-    def swept(self) -> Path:
-        """Its time is when records that were left open were last looked for."""
-        return self.root / "swept"
-
-    @property
-    def records_lock(self) -> Path:
-        return self.locks / "records"
-
-    @property
-    def sampler_lock(self) -> Path:
-        return self.locks / "sampler"
-
-    @property
-    def sampler_start_lock(self) -> Path:
-        """Held from when a prolog starts a sampler, so that of many prologs at once one does."""
-        return self.locks / "sampler-start"
 
     def task_file(self, job_id: int) -> Path:
         """What the task prolog reads: for the shell, root-made, readable by the job's user."""
@@ -168,11 +128,6 @@ class RunFolder:
     def clients_file(self, job_id: int) -> Path:
         """The job's processes at an MPS server: its task epilog waits for those that outlive its task."""
         return self.jobs / f"{job_id}.clients"
-
-    @property
-    def end_socket(self) -> Path:
-        """Where processes ask to leave their MPS server; below `mps`, which containers see."""
-        return self.mps / "end.sock"
 
     def pipe(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "pipe"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import Structure, byref, c_char, c_char_p, c_double, c_uint, c_ulonglong, c_void_p
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.units import MIB
 
@@ -212,10 +212,7 @@ class Nvml:
 
     def minor(self, uuid: str) -> Optional[int]:
         """The N of /dev/nvidiaN, which need not be NVML's index."""
-        value = c_uint()
-        return (
-            value.value if self._ask("nvmlDeviceGetMinorNumber", self._handle(uuid), byref(value)) else None
-        )
+        return self._number("nvmlDeviceGetMinorNumber", uuid, c_uint())
 
     def memory_mib(self, uuid: str) -> Optional[Tuple[float, float]]:
         """(used, total); used includes what the driver itself keeps."""
@@ -232,18 +229,16 @@ class Nvml:
         return float(rates.gpu) / 100
 
     def power_w(self, uuid: str) -> Optional[float]:
-        value = c_uint()
-        return (
-            value.value / 1000
-            if self._ask("nvmlDeviceGetPowerUsage", self._handle(uuid), byref(value))
-            else None
-        )
+        milliwatts = self._number("nvmlDeviceGetPowerUsage", uuid, c_uint())
+        return None if milliwatts is None else milliwatts / 1000
 
     def energy_j(self, uuid: str) -> Optional[float]:
         """Since the driver was loaded; Volta and later."""
-        value = c_ulonglong()
-        asked = self._ask("nvmlDeviceGetTotalEnergyConsumption", self._handle(uuid), byref(value))
-        return value.value / 1000 if asked else None
+        millijoules = self._number("nvmlDeviceGetTotalEnergyConsumption", uuid, c_ulonglong())
+        return None if millijoules is None else millijoules / 1000
+
+    def _number(self, function: str, uuid: str, value: Union[c_uint, c_ulonglong]) -> Optional[int]:
+        return value.value if self._ask(function, self._handle(uuid), byref(value)) else None
 
     def processes(self, uuid: str) -> List[Tuple[int, Optional[float]]]:
         """(pid, MiB or None) of compute processes; MPS clients are among them."""

@@ -42,7 +42,7 @@ def records_of_root(spool: Path, job: Job, runs: str = "") -> Iterator[JobRecord
         return
     for name in names:
         try:
-            data = read_plain(spool / name, most_bytes=MAX_BYTES, owners=(_ROOT,)).data
+            data = read_plain(spool / name, most_bytes=MAX_BYTES, owners=(_ROOT,))
             record = parse_job_record(data)
         except (OSError, BadRecordError):
             continue

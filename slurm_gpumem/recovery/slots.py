@@ -16,9 +16,8 @@ from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, SlotState, read_slo
 from slurm_gpumem.formats.verdicts import SLOT, VERDICTS
 from slurm_gpumem.recovery.job_comment import JobComment
 from slurm_gpumem.recovery.refusal import Refusal
-from slurm_gpumem.slurm.gres import Held, held_by, replaced
+from slurm_gpumem.slurm.gres import Held, gres_word, held_by, replaced
 from slurm_gpumem.slurm.queue import Job
-from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.units import ceil_div
 
 BEHIND_OTHERS = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping
 
 from slurm_gpumem.accounting.types import INSTANCE, Attempt, Curve, GpuStay, JobDetail, JobRow
 from slurm_gpumem.formats.gpu_names import profile_name
@@ -226,24 +226,9 @@ def _verdict(row: JobRow) -> List[str]:
 
 
 def _run_json(run: Attempt) -> Dict[str, Any]:
-    return {
-        "restarts": run.restarts,
-        "node": run.node,
-        "start": run.start,
-        "end": run.end,
-        "state": run.state,
-        "exit_code": run.exit_code,
-        "signal": run.signal,
-        "mode": run.mode,
-        "shards": run.shards,
-        "limit_mib": run.limit_mib,
-        "peak_mib": run.peak_mib,
-        "oom": run.oom,
-        "verdict": run.verdict,
-        "hints": list(run.hints),
-        "notes": list(run.notes),
-        "gpus": [_stay_json(stay) for stay in run.stays],
-    }
+    own = run._asdict()
+    stays = own.pop("stays")
+    return {**own, "gpus": [_stay_json(stay) for stay in stays]}
 
 
 def _stay_json(stay: GpuStay) -> Dict[str, Any]:
@@ -259,16 +244,5 @@ def _stay_json(stay: GpuStay) -> Dict[str, Any]:
         "sm_share": stay.sm_share,
         "gpu_sm": stay.gpu_sm,
         "gpu_means": dict(stay.gpu_means),
-        "curve": _curve_json(stay.curve),
-    }
-
-
-def _curve_json(curve: Optional[Curve]) -> Optional[Dict[str, Any]]:
-    if curve is None:
-        return None
-    return {
-        "start": curve.start,
-        "step_s": curve.step_s,
-        "memory_mib": list(curve.memory_mib),
-        "sm_active": list(curve.sm_active),
+        "curve": None if stay.curve is None else stay.curve._asdict(),
     }

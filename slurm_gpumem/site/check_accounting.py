@@ -6,7 +6,7 @@ import re
 from typing import Iterator, List, Tuple
 
 from slurm_gpumem.site.check_gpus import shares_per_gpu
-from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.findings import Finding, note, warning
 from slurm_gpumem.site.slurm_conf import value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
@@ -20,8 +20,7 @@ def shares_are_accounted(now: Snapshot) -> Iterator[Finding]:
     have = words_of(now.config, "AccountingStorageTRES")
     for gres, _ in shares_per_gpu(now):
         if f"gres/{gres}" not in have:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 "accounting-tres",
                 f"AccountingStorageTRES has no gres/{gres}",
                 "shared jobs are in no report, limit or bill",
@@ -34,8 +33,7 @@ def comments_are_kept(now: Snapshot) -> Iterator[Finding]:
     if value_of(now.config, "AccountingStorageType") != "accounting_storage/slurmdbd":
         return
     if "job_comment" not in words_of(now.config, "AccountingStoreFlags"):
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "comments-lost",
             "AccountingStoreFlags has no job_comment",
             "what a job was estimated at is forgotten when it ends",
@@ -47,8 +45,7 @@ def limits_have_twins(now: Snapshot) -> Iterator[Finding]:
     """A limit on gres/gpu does not bound shared jobs."""
     for limit in now.limits:
         for twin in limit_twins(limit.tres, now):
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 "limit-twin",
                 f"{limit.entity}: {limit.name}={limit.tres} does not bound shared jobs",
                 "Slurm counts their shares, not GPUs",
@@ -61,8 +58,7 @@ def billing_has_twins(now: Snapshot) -> Iterator[Finding]:
     for part in now.partitions:
         weights = part.get("TRESBillingWeights", "")
         for twin in weight_twins(weights, now):
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 "billing-twin",
                 f"partition {part['PartitionName']}: TRESBillingWeights={weights} does not bill shared jobs",
                 "they use a GPU for nothing",
@@ -70,8 +66,7 @@ def billing_has_twins(now: Snapshot) -> Iterator[Finding]:
             )
     weights = value_of(now.config, "PriorityWeightTRES") or ""
     for twin in weight_twins(weights, now):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "priority-twin",
             f"PriorityWeightTRES={weights} does not weigh shared jobs",
             "their priority is that of jobs without a GPU",

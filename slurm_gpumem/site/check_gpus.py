@@ -7,7 +7,7 @@ from typing import Dict, Iterator, List, Mapping, Tuple
 
 from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.formats.gpu_names import profile_name
-from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.findings import Finding, critical, note, warning
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
 from slurm_gpumem.site.slurm_conf import (
@@ -37,21 +37,21 @@ def sharing_is_configured(now: Snapshot) -> Iterator[Finding]:
     if "shard" not in types and "mps" not in types and any(_profiles(node) for node in now.nodes):
         pass  # MIG instances divide the GPUs instead.
     elif "shard" not in types and "mps" not in types:
-        yield _critical(
+        yield critical(
             "gres-types",
             f"GresTypes={','.join(types) or '(unset)'} has neither shard nor mps",
             "no GPU can be shared",
             "gpumem setup prints the lines for slurm.conf and gres.conf",
         )
     elif not now.shared_nodes() and not any(_profiles(node) for node in now.nodes):
-        yield _critical(
+        yield critical(
             "no-shares",
             "no node has shards or mps units",
             "no GPU can be shared",
             "gpumem setup prints the Gres= of each node",
         )
     if value_of(now.config, "SelectType") != "select/cons_tres":
-        yield _critical(
+        yield critical(
             "select-type",
             f"SelectType={value_of(now.config, 'SelectType')}",
             "only select/cons_tres divides GPUs",
@@ -63,7 +63,7 @@ def one_kind_of_sharing_per_node(now: Snapshot) -> Iterator[Finding]:
     """Shards and mps on one node book the same GPU twice."""
     both = [n["NodeName"] for n in now.nodes if {"shard", "mps"} <= _gres_names(n)]
     if both:
-        yield _critical(
+        yield critical(
             "shard-and-mps",
             f"{fold_names(both)}: both shard and mps",
             "one GPU is booked twice and CUDA_VISIBLE_DEVICES is wrong",
@@ -76,7 +76,7 @@ def mps_serves_one_gpu_per_node(now: Snapshot) -> Iterator[Finding]:
     divided = [node for node in now.shared_nodes() if _gres_names(node) & {"shard", "mps"} == {"mps"}]
     several = [node["NodeName"] for node in divided if node_gpus(node) > 1]
     if several:
-        yield _warning(
+        yield warning(
             "mps-one-gpu",
             f"{fold_names(several)}: gres/mps on a node with several GPUs",
             "Slurm lets mps jobs use one GPU of a node at a time: what does not fit there waits, "
@@ -97,14 +97,14 @@ def instances_are_usable(now: Snapshot) -> Iterator[Finding]:
         if _profiles(node) and any(name in ("shard", "mps") and not kind for name, kind, _ in entries):
             spread.append(node["NodeName"])
     for kind, names in sorted(unknown.items()):
-        yield _warning(
+        yield warning(
             "mig-profile",
             f"{fold_names(names)}: MIG profile {kind} is not in the table of profiles",
             "gpusbatch does not know its memory and never asks for it",
             f'["{kind}"] with memory_mib in gpumem-gpus.toml, or the type that nvidia-smi mig -lgi prints',
         )
     if spread:
-        yield _warning(
+        yield warning(
             "mig-shares",
             f"{fold_names(spread)}: MIG instances beside shares without a type",
             "Slurm spreads such shares over the instances as well, and nobody knows how much memory one is",
@@ -127,14 +127,14 @@ def shares_divide_evenly(now: Snapshot) -> Iterator[Finding]:
         untyped = sum(count for name, kind, count in entries if name in ("shard", "mps") and kind is None)
         for kind, count, units in _typed_shares(entries):
             if count == 0 or units % count:
-                yield _warning(
+                yield warning(
                     "uneven-shares",
                     f"{node['NodeName']}: {units} shares of type {kind} for {count} GPUs of that type",
                     "Slurm cannot give each GPU the same number",
                     "make the count a multiple of the GPUs (gpumem setup)",
                 )
         if gpus == 0 or untyped % gpus:
-            yield _warning(
+            yield warning(
                 "uneven-shares",
                 f"{node['NodeName']}: {untyped} shares for {gpus} GPUs",
                 "Slurm cannot give each GPU the same number",
@@ -161,7 +161,7 @@ def shares_have_types(now: Snapshot) -> Iterator[Finding]:
         if typed_gpu and any(name in ("shard", "mps") and kind is None for name, kind, _ in entries):
             bare.append(node["NodeName"])
     if bare:
-        yield _warning(
+        yield warning(
             "untyped-shares",
             f"{fold_names(bare)}: GPUs have a type, their shares have none",
             f"on Slurm {now.version_text} every srun inside a job that asked for shard:TYPE:N fails",
@@ -184,10 +184,10 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
     open_to_both = [name for name in sorted(shared) if name not in mixed]
     if mixed:
         what = f"whole-GPU and shared jobs are queued in partition {', '.join(mixed)}"
-        yield _critical("mixed-jobs", what, why, fix)
+        yield critical("mixed-jobs", what, why, fix)
     if open_to_both:
         what = f"partition {', '.join(open_to_both)} takes whole-GPU and shared jobs"
-        yield _warning("mixed-jobs", what, why, fix)
+        yield warning("mixed-jobs", what, why, fix)
 
 
 def _both_kinds(kinds: set[str]) -> bool:
@@ -216,12 +216,12 @@ def placement_is_known(now: Snapshot) -> Iterator[Finding]:
             if now.version >= SPREADING
             else "nothing before Slurm 23.11: `gpumem docs placement` says what helps"
         )
-    yield Finding(Severity.NOTE, "placement", what, why, fix)
+    yield note("placement", what, why, fix)
 
 
 def spreading_finding(version: str) -> Finding:
     """The finding also made when Slurm's commands already fail for it."""
-    return _critical(
+    return critical(
         "ll-shared-gres",
         f"slurm.conf has {SPREAD_WORD}",
         f"Slurm {version or 'before 23.11'} does not know it, and every command and daemon fails to start",
@@ -236,7 +236,7 @@ def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
         return
     bare = [part["PartitionName"] for part in shared_partitions(now) if not has_default_memory(part)]
     if bare:
-        yield _warning(
+        yield warning(
             "default-memory",
             f"partition {', '.join(bare)}: no DefMemPerCPU or DefMemPerNode",
             "a shared job without --mem takes all memory of its node, and nothing else runs there",
@@ -248,7 +248,7 @@ def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
     """In an OverSubscribe=EXCLUSIVE partition shard jobs wait forever."""
     for part in shared_partitions(now):
         if gives_whole_nodes(part):
-            yield _warning(
+            yield warning(
                 "exclusive-partition",
                 f"partition {part['PartitionName']}: OverSubscribe=EXCLUSIVE",
                 "shared jobs there wait forever, even on idle nodes",
@@ -264,8 +264,7 @@ def defaults_per_gpu_are_known_to_ignore_shares(now: Snapshot) -> Iterator[Findi
     ]
     for where, settings in places:
         if "PerGPU" in settings.get("JobDefaults", ""):
-            yield Finding(
-                Severity.NOTE,
+            yield note(
                 "defaults-per-gpu",
                 f"{where}: JobDefaults={settings['JobDefaults']}",
                 "it does not count for shared jobs",
@@ -302,11 +301,3 @@ def _memory_per_cpu(now: Snapshot) -> int:
 
 def _gres_names(node: Mapping[str, str]) -> set[str]:
     return {name for name, _, count in parse_gres(node.get("Gres", "")) if count}
-
-
-def _critical(check: str, what: str, why: str, fix: str) -> Finding:
-    return Finding(Severity.CRITICAL, check, what, why, fix)
-
-
-def _warning(check: str, what: str, why: str, fix: str) -> Finding:
-    return Finding(Severity.WARNING, check, what, why, fix)

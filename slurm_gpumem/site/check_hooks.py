@@ -8,7 +8,7 @@ from typing import Dict, Iterator, Set, Tuple
 
 from slurm_gpumem.config.node import node_config_from
 from slurm_gpumem.data import LUA_FILES
-from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.findings import Finding, Severity, critical, note, warning
 from slurm_gpumem.site.nodes import CudaContext, divided_gpus
 from slurm_gpumem.site.plan import SLASH_SEPARATOR
 from slurm_gpumem.site.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
@@ -24,32 +24,28 @@ _REFRESH = "gpumem setup --output DIR, copy DIR/gpumem_site.lua beside job_submi
 def plugin_is_in_use(now: Snapshot) -> Iterator[Finding]:
     """JobSubmitPlugins=lua, and a job_submit.lua that calls gpumem.lua."""
     if "lua" not in words_of(now.config, "JobSubmitPlugins"):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "plugin-off",
             f"JobSubmitPlugins={value_of(now.config, 'JobSubmitPlugins') or '(unset)'}",
             "requests are not capped, and #GPUMEM mem= in a plain sbatch script does nothing",
             "JobSubmitPlugins=lua in slurm.conf, then restart slurmctld (gpumem setup)",
         )
     elif "job_submit.lua" not in now.files and now.is_controller and now.folder is not None:
-        yield Finding(
-            Severity.CRITICAL,
+        yield critical(
             "lua-missing",
             f"{now.folder}/job_submit.lua is not there",
             "slurmctld will not start again",
             "gpumem setup --output DIR writes it",
         )
     elif "job_submit.lua" not in now.files:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "plugin-unseen",
             "job_submit.lua cannot be read here",
             "whether it calls gpumem.lua is not known",
             "run gpumem doctor on the controller's host",
         )
     elif "gpumem" not in now.files["job_submit.lua"]:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "plugin-off",
             "job_submit.lua does not call gpumem.lua",
             "requests are not capped, and #GPUMEM mem= in a plain sbatch script does nothing",
@@ -65,8 +61,7 @@ def lua_files_are_there(now: Snapshot) -> Iterator[Finding]:
     folders = [folder for folder in plugins.split(":") if os.path.isdir(folder)]
     there = any(os.path.exists(os.path.join(folder, LUA_PLUGIN)) for folder in folders)
     if now.is_controller and folders and not there:
-        yield Finding(
-            Severity.CRITICAL,
+        yield critical(
             "lua-missing",
             f"{plugins} has no {LUA_PLUGIN}",
             "slurmctld will not start again",
@@ -76,8 +71,7 @@ def lua_files_are_there(now: Snapshot) -> Iterator[Finding]:
         return
     missing = [name for name in (*LUA_FILES, "gpumem_site.lua") if name not in now.files]
     if missing:
-        yield Finding(
-            Severity.CRITICAL,
+        yield critical(
             "lua-missing",
             f"{', '.join(missing)} cannot be read in {now.folder}",
             "the plug-in does not work, and jobs pass unchanged",
@@ -90,8 +84,7 @@ def lua_loads(now: Snapshot) -> Iterator[Finding]:
     if "lua" not in words_of(now.config, "JobSubmitPlugins") or "job_submit.lua" not in now.files:
         return
     if now.lua is None:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "lua-untried",
             "no Lua interpreter here",
             "whether job_submit.lua loads was not tried",
@@ -141,8 +134,7 @@ def site_contexts_are_current(now: Snapshot) -> Iterator[Finding]:
         return
     for stated, known in zip(now.lua.contexts, now.contexts):
         if known and stated.context != known._replace(learned=tuple(sorted(known.learned))):
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 "site-contexts",
                 f"gpumem_site.lua is older than what is known of {stated.gpu_type or 'the GPUs'}: "
                 f"{_context_words(stated.context)} there, {_context_words(known)} now",
@@ -158,8 +150,7 @@ def site_files_agree(now: Snapshot) -> Iterator[Finding]:
     for key in ("mode", "gres", "shard_mib"):
         toml, lua = now.policy.get(key), now.lua.site.get(key)
         if toml is not None and lua is not None and str(toml) != lua:
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 "site-files-differ",
                 f"{key} is {toml!r} in gpumem.toml and {lua!r} in gpumem_site.lua",
                 "gpusbatch and the plug-in treat the same job differently",
@@ -170,8 +161,7 @@ def site_files_agree(now: Snapshot) -> Iterator[Finding]:
 def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
     """Without PrologFlags=Alloc a Prolog runs only before the first step."""
     if not any(value_of(now.config, key) for key in ("Prolog", "Epilog")):
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "no-prolog",
             "no Prolog and no Epilog",
             "a job's GPU memory is neither measured nor limited to its share",
@@ -180,8 +170,7 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
         return
     flags = {word.lower() for word in words_of(now.config, "PrologFlags")}
     if not flags & {"alloc", "contain"}:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "prolog-flags",
             f"PrologFlags={value_of(now.config, 'PrologFlags') or '(unset)'}",
             "the Prolog runs only before a job's first step, and not on all its nodes",
@@ -191,16 +180,14 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
     short = [limit for limit in limits if limit and re.fullmatch(r"[0-9]{1,2}( sec)?", limit)]
     short = [limit for limit in short if int(limit.split()[0]) < _HOOKS_NEED_S]
     if short:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "prolog-timeout",
             f"a Prolog or Epilog is killed after {short[0].split()[0]} s",
             f"ours may take {_HOOKS_NEED_S} s on a busy node, and a killed Prolog drains its node",
             f"PrologEpilogTimeout={PROLOG_TIMEOUT_S} in slurm.conf",
         )
     elif all(limit in (None, "65534", "65534 sec", "INFINITE", "UNLIMITED") for limit in limits):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "prolog-timeout",
             "no PrologEpilogTimeout",
             "a Prolog or Epilog that hangs holds its node forever",
@@ -236,8 +223,7 @@ def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
 def driver_limit_is_untried(now: Snapshot) -> Iterator[Finding]:
     """What was never run on hardware is said to be so, wherever a site turns it on."""
     if node_config_from(now.tables, "").driver_limit:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "driver-limit",
             "[node] driver_limit is on: the driver limits the GPU memory of each job's cgroup",
             "it was built from NVIDIA's documentation and never run on hardware",
@@ -250,8 +236,7 @@ def way_of_sharing_is_chosen(now: Snapshot) -> Iterator[Finding]:
     keys = {"node": "mps", "sharing": "max_slowdown"}
     unset = [f"{table}.{key}" for table, key in keys.items() if key not in now.tables.get(table, {})]
     if now.site_file and unset:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "sharing-unchosen",
             f"gpumem.toml does not set {' and '.join(unset)}",
             "the defaults are an MPS server for each user and a limit of 2; new sites get one for all users, "
@@ -277,8 +262,7 @@ def everything_was_asked(now: Snapshot) -> Iterator[Finding]:
     hosts = [*([now.here] if now.here else []), *now.reports]
     unseen = dict.fromkeys(text for host in hosts for text in host.unseen)
     for text in (*now.unread, *unseen):
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "not-asked",
             text,
             "what depends on it was not checked",
@@ -312,8 +296,7 @@ def _context_words(context: CudaContext) -> str:
 
 
 def _stale(what: str) -> Finding:
-    return Finding(
-        Severity.WARNING,
+    return warning(
         "site-table",
         f"gpumem_site.lua does not match the cluster: {what}",
         "the plug-in caps and counts wrongly, or leaves jobs alone",

@@ -6,7 +6,7 @@ import os
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import slurm_gpumem
-from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.findings import Finding, Severity, warning
 from slurm_gpumem.site.hosts import HostReport, Silent
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.node_names import fold_names
@@ -129,8 +129,7 @@ def hosts_are_sound(now: Snapshot) -> Iterator[Finding]:
 def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
     """A hook that is not on this host may be missing on the nodes as well."""
     if now.hooks_unseen:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "hook-unseen",
             f"{', '.join(now.hooks_unseen)}: not on this host",
             "whether the nodes have it was not checked",
@@ -141,8 +140,7 @@ def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
 def nodes_answer(now: Snapshot) -> Iterator[Finding]:
     """A node that does not answer was not checked."""
     for why, names in _by_reason(now.silent):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "node-silent",
             f"{names}: {why}",
             "not checked",
@@ -181,8 +179,7 @@ def clocks_agree(now: Snapshot) -> Iterator[Finding]:
     for report in now.reports:
         if abs(report.clock_s) > _CLOCK_S:
             side = "ahead" if report.clock_s > 0 else "behind"
-            yield Finding(
-                Severity.WARNING,
+            yield warning(
                 "clock",
                 f"{report.name}: its clock is {abs(report.clock_s):.0f} s {side}",
                 "records cannot be joined with Slurm's accounting, and credentials expire early",
@@ -194,8 +191,7 @@ def one_site_file(now: Snapshot) -> Iterator[Finding]:
     """The hooks and gpusbatch should read the same gpumem.toml."""
     theirs = "" if now.here is None else str(now.here.facts.get("site_config", ""))
     if theirs and os.path.exists(theirs) and now.site_file and not os.path.samefile(theirs, now.site_file):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "site-files-differ",
             f"the hooks read {theirs}, gpusbatch reads {now.site_file}",
             "a change in one of them is not seen by the other",
@@ -223,8 +219,7 @@ def _where(names: List[str]) -> str:
 
 
 def _differs(check: str, what: str) -> Finding:
-    return Finding(
-        Severity.WARNING,
+    return warning(
         check,
         what,
         "jobs are treated differently, and records may not be readable",

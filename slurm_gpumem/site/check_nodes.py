@@ -8,7 +8,7 @@ from typing import Dict, Iterator, List, Tuple
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
-from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.findings import Finding, Severity, warning
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.hosts import takes_jobs
 from slurm_gpumem.site.nodes import divided_gpus
@@ -110,9 +110,7 @@ def names_are_known(now: Snapshot) -> Iterator[Finding]:
 
 
 def _unknown(what: str) -> Finding:
-    return Finding(
-        Severity.WARNING, "unknown-name", what, "the setting has no effect", "correct the name in gpumem.toml"
-    )
+    return warning("unknown-name", what, "the setting has no effect", "correct the name in gpumem.toml")
 
 
 def _sizes(kind: str) -> List[int]:

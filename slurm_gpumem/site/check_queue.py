@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Iterator
 
 from slurm_gpumem.site.check_gpus import shared_partitions
-from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.findings import Finding, note, warning
 from slurm_gpumem.site.queue_order import NOTE, WORD, has_patience, starves, window_for
 from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, spreads, value_of, without_time_limit, words_of
 from slurm_gpumem.site.snapshot import Snapshot
@@ -15,24 +15,21 @@ def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
     """A share that waits holds up all behind it, but for jobs that backfill knows to end in time."""
     scheduler = value_of(now.config, "SchedulerType")
     if scheduler not in (None, "sched/backfill"):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "no-backfill",
             f"SchedulerType={scheduler}",
             "a large share that waits keeps all smaller ones behind it waiting, beside free shares",
             "SchedulerType=sched/backfill in slurm.conf, then restart slurmctld",
         )
     elif not has_patience(now.config):
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "queue-order",
             f"SchedulerParameters has no {WORD}",
             "a share that waits holds its node: of the jobs behind it only those start there that end before",
             f"gpumem setup proposes a value where age alone decides who is first; else, {NOTE}",
         )
     if starves(now.config):
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "no-age",
             f"{WORD} is set, and there is no slurmdbd: Slurm then ignores PriorityWeightAge",
             "a large share whose priority is lower never gets its turn: small ones go around it forever",
@@ -40,8 +37,7 @@ def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
         )
     window = window_for(now.config, shared_partitions(now))
     if window:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "backfill-window",
             "backfill does not look ahead as far as the longest time limit (bf_window)",
             "a large share that must wait for longer jobs than that has no planned start: others overtake it",
@@ -49,8 +45,7 @@ def small_shares_flow_around_large_ones(now: Snapshot) -> Iterator[Finding]:
         )
     endless = without_time_limit(shared_partitions(now))
     if endless:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "no-time-limit",
             f"partition {', '.join(endless)}: no DefaultTime and no MaxTime",
             "backfill starts no job without a time limit beside a large share that waits",
@@ -70,8 +65,7 @@ def idle_gpus_come_first(now: Snapshot) -> Iterator[Finding]:
         if part.get("LLN") == "NO" and sum(part["PartitionName"] in names for names in shared) > 1
     ]
     if uneven:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "node-order",
             f"partition {', '.join(uneven)}: LLN=NO",
             "shares fill one node before they go to the next: jobs slow each other down beside idle GPUs",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
-from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.findings import Finding, critical, note, warning
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
@@ -20,24 +20,21 @@ def recovery_is_whole(now: Snapshot) -> Iterator[Finding]:
     """EpilogSlurmctld requeues what TaskEpilog recognised: one without the other does nothing."""
     hook, task = value_of(now.config, "EpilogSlurmctld"), value_of(now.config, "TaskEpilog")
     if hook is None:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "no-recovery",
             "no EpilogSlurmctld",
             "a job that runs out of GPU memory stays failed",
             f"{_DOCS}, if the site wants it to come back",
         )
     elif not hook.endswith(RECOVERY_HOOK):
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "no-recovery",
             f"EpilogSlurmctld={hook} is not {RECOVERY_HOOK}",
             "a job that runs out of GPU memory stays failed, unless that calls ours",
             f"EpilogSlurmctld=.../{RECOVERY_HOOK} and next_epilog_slurmctld={hook} in hooks.conf beside it",
         )
     elif task is None:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "half-recovery",
             "EpilogSlurmctld is ours, but there is no TaskEpilog",
             "nobody looks why a job failed, so none comes back",
@@ -52,16 +49,14 @@ def recovery_runs(now: Snapshot) -> Iterator[Finding]:
         return
     if not beat.configured:
         where = value_of(now.config, "StateSaveLocation") or "/var/spool/slurmctld"
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "recovery-unproven",
             "whether EpilogSlurmctld runs cannot be seen: hooks.conf has no state_dir",
             "slurmctld may show the hook and never run it",
             f"state_dir={where} in the controller's hooks.conf",
         )
     elif beat.due is not None and (beat.ran is None or beat.ran < beat.due.at):
-        yield Finding(
-            Severity.CRITICAL,
+        yield critical(
             "recovery-not-run",
             f"job {beat.due.name} ended and EpilogSlurmctld did not run"
             + ("" if beat.ran is None else "; it ran for earlier ones"),
@@ -70,8 +65,7 @@ def recovery_runs(now: Snapshot) -> Iterator[Finding]:
             "else state_dir in hooks.conf must be a folder that SlurmUser may write",
         )
     elif beat.ran is None:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "recovery-unproven",
             "no job has ended since slurmctld started",
             "whether EpilogSlurmctld runs was not proven",
@@ -85,8 +79,7 @@ def preempted_jobs_can_save(now: Snapshot) -> Iterator[Finding]:
         return
     wait = re.match(r"[0-9]+", value_of(now.config, "KillWait") or "")
     if wait and int(wait[0]) < _KILL_WAIT_S:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "kill-wait",
             f"PreemptMode=REQUEUE and KillWait={wait[0]}",
             f"a preempted job has {wait[0]} s to save a checkpoint, whatever GraceTime says",
@@ -94,8 +87,7 @@ def preempted_jobs_can_save(now: Snapshot) -> Iterator[Finding]:
         )
     graced = [part["PartitionName"] for part in now.partitions if part.get("GraceTime", "0") not in ("0", "")]
     if graced and REQUEUED_IN_GRACE_TIME <= now.version < _ONCE_AGAIN:
-        yield Finding(
-            Severity.NOTE,
+        yield note(
             "grace-time",
             f"partition {', '.join(graced)}: GraceTime with PreemptMode=REQUEUE",
             "a batch job without steps that was preempted runs once more when it has finished",
@@ -106,8 +98,7 @@ def preempted_jobs_can_save(now: Snapshot) -> Iterator[Finding]:
 def no_job_is_left_held(now: Snapshot) -> Iterator[Finding]:
     """A requeue that was killed half way is finished by the next one; until then its job waits."""
     if now.left_held:
-        yield Finding(
-            Severity.WARNING,
+        yield warning(
             "left-held",
             f"job {', '.join(now.left_held[:8])}: requeued after out of memory and still held",
             "its requeue was interrupted; the next one will finish it",

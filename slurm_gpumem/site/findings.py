@@ -38,6 +38,21 @@ class Finding:
         return [_plain(problem), _plain(f"    fix: {self.fix}")]
 
 
+def critical(check: str, what: str, why: str, fix: str) -> Finding:
+    """GPUs are not shared, or jobs are at risk."""
+    return Finding(Severity.CRITICAL, check, what, why, fix)
+
+
+def warning(check: str, what: str, why: str, fix: str) -> Finding:
+    """Something does not work as it should."""
+    return Finding(Severity.WARNING, check, what, why, fix)
+
+
+def note(check: str, what: str, why: str, fix: str) -> Finding:
+    """Good to know."""
+    return Finding(Severity.NOTE, check, what, why, fix)
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """All findings, worst first."""

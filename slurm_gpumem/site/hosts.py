@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from slurm_gpumem.site import probe
+from slurm_gpumem.site import probe, probe_files, probe_host, probe_node
 
 _PYTHONS = "python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9"
 _SHELL = """PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
@@ -25,6 +25,12 @@ GPUMEM_PROBE
 done
 echo '{mark}{{"faults":[["no-package","no Python 3.9 or newer on the PATH"]]}}'
 """
+
+_FUTURE = "from __future__ import annotations\n"
+_BETWEEN_PARTS = re.compile(
+    r"^from (?:__future__|slurm_gpumem\.site\.probe\w*) import (?:\([^)]*\)|.*)\n", re.MULTILINE
+)
+"""What the parts of the probe import of each other; on a node they are one file."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,8 @@ def ask_host(
 def _text(question: Question) -> str:
     # As JSON in a string of Python: no path of a site can end the string or the program.
     call = f"\nmain(json.loads({json.dumps(json.dumps(vars(question)))}))\n"
-    program = inspect.getsource(probe).partition('\nif __name__ == "__main__":')[0] + call
+    parts = (probe_files, probe_host, probe_node, probe)
+    program = _FUTURE + "".join(_BETWEEN_PARTS.sub("", inspect.getsource(part)) for part in parts) + call
     return _SHELL.format(pythons=_PYTHONS, program=program, mark=probe.MARK)
 
 

@@ -18,7 +18,7 @@ from slurm_gpumem.site.ask_nodes import SSH, ask_nodes
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here
-from slurm_gpumem.site.probe import is_hidden
+from slurm_gpumem.site.probe_files import is_hidden
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands

@@ -16,6 +16,7 @@ from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.site.mig_listing import Instance, ask_instances
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
+from slurm_gpumem.slurm.nodes import number_of
 from slurm_gpumem.units import MIB, ceil_div, parse_mib
 
 _DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
@@ -203,7 +204,9 @@ def ask_cluster(
             groups.append(GpuGroup(kind, count, memory, shares))
         if groups:
             partitions = tuple(part for part in node.get("Partitions", "").split(",") if part)
-            shape = NodeGroup("", tuple(groups), partitions, _int(node, "CPUTot"), _int(node, "RealMemory"))
+            shape = NodeGroup(
+                "", tuple(groups), partitions, number_of(node, "CPUTot"), number_of(node, "RealMemory")
+            )
             alike.setdefault(shape, []).append(node.get("NodeName", ""))
     return tuple(replace(shape, nodes=fold_names(names)) for shape, names in alike.items())
 
@@ -240,14 +243,9 @@ def with_host(group: NodeGroup, nodes: Sequence[Mapping[str, str]], names: Seque
         group,
         gpus=(replace(group.gpus[0], gpu_type=""),) if untyped else group.gpus,
         partitions=tuple(partitions),
-        cpus=min(_int(node, "CPUTot") for node in known),
-        memory_mib=min(_int(node, "RealMemory") for node in known),
+        cpus=min(number_of(node, "CPUTot") for node in known),
+        memory_mib=min(number_of(node, "RealMemory") for node in known),
     )
-
-
-def _int(node: Mapping[str, str], key: str) -> int:
-    text = node.get(key, "")
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def memory_in_table(kind: str) -> Optional[int]:

@@ -8,6 +8,7 @@ from typing import List, Mapping, Sequence, Tuple
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _RECOVERY = """\
@@ -46,12 +47,12 @@ def node_gres(plan: SitePlan, group: NodeGroup) -> str:
     The type on the shares matters: without it 22.05 refuses every srun step of a job that
     asked for a typed share.
     """
-    whole = [_word("gpu", gpus.gpu_type, gpus.count) for gpus in group.gpus]
+    whole = [gres_word("gpu", gpus.gpu_type, gpus.count) for gpus in group.gpus]
     divided = [gpus for gpus in group.gpus if not gpus.instance]
-    shared = [_word(plan.gres, gpus.gpu_type, gpus.count * plan.shares(gpus)) for gpus in divided]
+    shared = [gres_word(plan.gres, gpus.gpu_type, gpus.count * plan.shares(gpus)) for gpus in divided]
     newer = plan.version is None or plan.version >= SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
     if newer and shared and len(divided) < len(group.gpus):
-        shared = [_word(plan.gres, "", sum(gpus.count * plan.shares(gpus) for gpus in divided))]
+        shared = [gres_word(plan.gres, "", sum(gpus.count * plan.shares(gpus) for gpus in divided))]
     return ",".join([*whole, *shared])
 
 
@@ -201,10 +202,6 @@ def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
             fields.append(f"cpus = {max(1, group.cpus // group.gpu_count)}")
         entries.append("{ " + ", ".join(fields) + " }")
     return entries
-
-
-def _word(name: str, kind: str, count: int) -> str:
-    return f"{name}:{kind}:{count}" if kind else f"{name}:{count}"
 
 
 def _files(first: int, count: int) -> str:

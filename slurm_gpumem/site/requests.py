@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.gres import gres_word, parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
-from slurm_gpumem.slurm.nodes import Record, gives_whole_nodes
+from slurm_gpumem.slurm.nodes import Record, gives_whole_nodes, number_of
 
 MOST_NODES = 24
 """Daemons that a trial starts at most."""
@@ -47,7 +47,7 @@ def requests_of_today(nodes: Sequence[Record], gone: str) -> List[Request]:
     found = []
     for node, partition, where in _places(nodes):
         cpus = node.get("CPUTot", "1")
-        memory = _number(node, "RealMemory") - _number(node, "MemSpecLimit")
+        memory = number_of(node, "RealMemory") - number_of(node, "MemSpecLimit")
         found.append(Request(f"1 CPU in {partition}", (*where, "-n1")))
         found.append(Request(f"all CPUs of a node in {partition}", (*where, "-N1", f"-n{cpus}")))
         found.append(Request(f"all memory of a node in {partition}", (*where, f"--mem={memory}")))
@@ -55,11 +55,11 @@ def requests_of_today(nodes: Sequence[Record], gone: str) -> List[Request]:
             if count and name != gone:
                 found += [
                     Request(f"{name} in {partition}", (*where, f"--gres={word}"))
-                    for word in dict.fromkeys([f"{name}:1", _word(name, kind, 1)])
+                    for word in dict.fromkeys([f"{name}:1", gres_word(name, kind, 1)])
                 ]
                 if name not in ("shard", "mps"):
                     # A job's shares are on one GPU, so all of a node's are more than it can have.
-                    words = f"--gres={_word(name, kind, count)}"
+                    words = f"--gres={gres_word(name, kind, count)}"
                     found.append(Request(f"every {name} of a node in {partition}", (*where, words)))
     return list(dict.fromkeys(found))
 
@@ -77,9 +77,9 @@ def requests_for_shares(
         for gpus in groups[node["NodeName"]].gpus:
             if gpus.instance:
                 continue
-            gpu = Request("1 GPU", (*where, f"--gres={_word('gpu', gpus.gpu_type, 1)}"))
+            gpu = Request("1 GPU", (*where, f"--gres={gres_word('gpu', gpus.gpu_type, 1)}"))
             most = plan.shares(gpus)
-            words = [f"{plan.gres}:1", *(_word(plan.gres, gpus.gpu_type, count) for count in (1, most))]
+            words = [f"{plan.gres}:1", *(gres_word(plan.gres, gpus.gpu_type, count) for count in (1, most))]
             for word in dict.fromkeys(words):
                 request = Request(f"shares of a GPU in {partition}", (*where, f"--gres={word}"))
                 found.append(NewRequest(request, gpu))
@@ -93,12 +93,3 @@ def _places(nodes: Sequence[Record]) -> List[Tuple[Record, str, Tuple[str, str]]
         for partition in node.get("Partitions", "").split(",")
         if partition
     ]
-
-
-def _word(name: str, kind: object, count: int) -> str:
-    return f"{name}:{kind}:{count}" if kind else f"{name}:{count}"
-
-
-def _number(node: Record, key: str) -> int:
-    text = node.get(key, "")
-    return int(text) if text.isascii() and text.isdigit() else 0

@@ -33,6 +33,11 @@ def parse_gres(text: str) -> List[Entry]:
     return [entry for entry in map(_entry, items) if entry is not None]
 
 
+def gres_word(name: str, gpu_type: Optional[str], count: int) -> str:
+    """One entry: "shard:a100:13", "shard:13" without a type."""
+    return f"{name}:{gpu_type}:{count}" if gpu_type else f"{name}:{count}"
+
+
 def parse_gpus(text: str) -> List[Tuple[Optional[str], int]]:
     """Type and count of each entry of --gpus and its kin: "2", "a100:1", "a100:1,h200:1", "a100"."""
     found = [_entry(f"gpu:{item.strip()}") for item in text.split(",") if item.strip()]

@@ -195,11 +195,11 @@ def _gpu_nodes(node: Record) -> List[GpuNodes]:
             node_gpus=node_gpus,
             shards_per_gpu=units_per_gpu(gres, "shard", gpu_type, count, node_gpus),
             mps_per_gpu=units_per_gpu(gres, "mps", gpu_type, count, node_gpus),
-            cpus=_number(node, "CPUEfctv") or _number(node, "CPUTot"),
-            threads_per_core=max(_number(node, "ThreadsPerCore"), 1),
-            memory_mib=max(_number(node, "RealMemory") - _number(node, "MemSpecLimit"), 0),
+            cpus=number_of(node, "CPUEfctv") or number_of(node, "CPUTot"),
+            threads_per_core=max(number_of(node, "ThreadsPerCore"), 1),
+            memory_mib=max(number_of(node, "RealMemory") - number_of(node, "MemSpecLimit"), 0),
             features=_features(node),
-            weight=_number(node, "Weight") or 1,
+            weight=number_of(node, "Weight") or 1,
         )
         for gpu_type, count in gpus
     ]
@@ -210,7 +210,8 @@ def _features(node: Record) -> Tuple[str, ...]:
     return tuple(name for name in named.split(",") if name and name != "(null)")
 
 
-def _number(node: Record, key: str) -> int:
+def number_of(node: Record, key: str) -> int:
+    """A number that scontrol shows of a node; 0 where there is none."""
     text = node.get(key, "")
     return int(text) if text.isascii() and text.isdigit() else 0
 

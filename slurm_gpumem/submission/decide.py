@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, SlurmError, UsageError, not_estimated
 from slurm_gpumem.slurm.client import SlurmMissingError
+from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, find_candidates
 from slurm_gpumem.submission.host import HostShare, host_share, names_cpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
@@ -16,7 +17,6 @@ from slurm_gpumem.submission.request import (
     GpuRequest,
     Need,
     fits_somewhere,
-    gres_word,
     needs_whole_gpu,
     share_gpu,
     type_of_whole,

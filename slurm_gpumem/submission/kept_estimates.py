@@ -107,15 +107,13 @@ def _kept(path: str, job: TrainingJob) -> Optional[Estimate]:
 
 
 def _keep(path: str, made: Estimate) -> None:
-    from pathlib import Path
-
     from slurm_gpumem.files import keep_newest, write_atomic
 
-    place = Path(path)
+    folder = os.path.dirname(path)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(place, json.dumps(_content(made)), mode=0o600)
-        keep_newest(place.parent, _KEPT)
+        os.makedirs(folder, exist_ok=True, mode=0o700)
+        write_atomic(path, json.dumps(_content(made)), mode=0o600)
+        keep_newest(folder, _KEPT)
     except OSError:
         pass  # A full disk or a home that cannot be written: the next call estimates again.
 

@@ -13,8 +13,7 @@ from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequ
 
 from slurm_gpumem.config.ladder import Step
 from slurm_gpumem.formats.gpu_names import profile_name
-from slurm_gpumem.slurm.gres import Held
-from slurm_gpumem.submission.request import gres_word
+from slurm_gpumem.slurm.gres import Held, gres_word
 from slurm_gpumem.units import ceil_div
 
 LimitOn = Callable[[str, Optional[str], int], Optional[str]]

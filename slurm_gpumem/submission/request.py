@@ -10,6 +10,7 @@ from math import ceil
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
+from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.units import ceil_div
 
 _HAIR = 1e-9
@@ -169,11 +170,6 @@ def type_of_whole(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Optional[s
     if holding:
         return min(holding, key=lambda kind: kind.memory_mib or 0).gpu_type
     return max((kind for kind, _ in whole), key=lambda kind: kind.memory_mib or 0).gpu_type
-
-
-def gres_word(name: str, gpu_type: Optional[str], count: int) -> str:
-    """The value of --gres: "shard:a100:13"."""
-    return f"{name}:{gpu_type}:{count}" if gpu_type else f"{name}:{count}"
 
 
 def _fits(kind: GpuKind, need: Need) -> bool:

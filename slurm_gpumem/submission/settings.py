@@ -7,6 +7,7 @@ import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_gpumem.config.kinds import COVERAGE, SLOWDOWN, Kind
 from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive
@@ -217,30 +218,22 @@ class JobSettings:
     @property
     def max_slowdown(self) -> Optional[float]:
         """How much longer its steps may take beside others, where the job states it."""
-        setting = self._settings.get("max-slowdown")
-        if setting is None:
-            return None
-        from slurm_gpumem.config.load import checked_slowdown
-        from slurm_gpumem.errors import ConfigError
-
-        try:
-            return checked_slowdown(f"max-slowdown ({setting.origin})", setting.value)
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        return self._of_kind("max-slowdown", SLOWDOWN)
 
     @property
     def coverage(self) -> Optional[float]:
         """Which share of jobs like it the request is to hold for, where the job states it."""
-        setting = self._settings.get("coverage")
+        return self._of_kind("coverage", COVERAGE)
+
+    def _of_kind(self, key: str, kind: Kind) -> Optional[float]:
+        setting = self._settings.get(key)
         if setting is None:
             return None
-        from slurm_gpumem.config.load import checked_coverage
-        from slurm_gpumem.errors import ConfigError
-
         try:
-            return checked_coverage(f"coverage ({setting.origin})", setting.value)
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+            number: float = kind.checked(setting.value)
+        except ValueError as error:
+            raise UsageError(f"{key} ({setting.origin}) {error}") from None
+        return number
 
     @property
     def exclusive_gpu(self) -> bool:

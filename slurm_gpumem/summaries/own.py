@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, astuple, fields
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, Dict, List, Sequence, Tuple, Type, TypeVar, Union
 
 from slurm_gpumem.errors import NotEstimatedError, SummaryError
 from slurm_gpumem.summaries.trace_types import (
@@ -40,7 +38,6 @@ _LARGEST = 1 << 50
 _MOST_EVENTS = 4_000_000
 _LONGEST_NAME = 1000
 _MOST_SIZES = 7
-_LAYER_FIELDS = {field.name: field.default for field in fields(Layer)}
 
 Kind = TypeVar("Kind", Convolution, TracedJob)
 
@@ -50,7 +47,9 @@ Kind = TypeVar("Kind", Convolution, TracedJob)
 
 def save_summary(summary: ModelSummary, path: Union[str, os.PathLike[str]]) -> None:
     """Write what `summarize` returned to a file that `estimate`, `gpumem` and `gpusbatch --model` read."""
-    from slurm_gpumem.named_files import save  # reading needs none of it
+    from pathlib import Path
+
+    from slurm_gpumem.named_files import save  # reading needs neither
 
     save(Path(path), to_json(summary))
 
@@ -68,15 +67,20 @@ def to_json(summary: ModelSummary) -> str:
             "input_shapes": summary.input_shapes,
             "warnings": summary.warnings,
         },
-        "layers": [_plain(asdict(layer), _LAYER_FIELDS) for layer in summary.layers],
+        "layers": [_plain(layer) for layer in summary.layers],
         "trace": trace_content(summary.trace),
     }
     return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def _plain(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Dict[str, Any]:
+def _plain(layer: Layer) -> Dict[str, Any]:
     """Only what differs from the defaults."""
-    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+    defaults = Layer._field_defaults
+    return {
+        name: value
+        for name, value in layer._asdict().items()
+        if name not in defaults or value != defaults[name]
+    }
 
 
 def trace_content(trace: Trace) -> Dict[str, Any]:
@@ -95,12 +99,12 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
         if site.convolution is not None:
             row.append(convolutions.setdefault(site.convolution, len(convolutions)))
         elif site.reduction is not None:
-            row.append(list(astuple(site.reduction)))
+            row.append(list(site.reduction))
         if site.stream:
             row += [None] * (5 - len(row)) + [site.stream]
         sites.append(row)
     return {
-        "job": asdict(trace.job),
+        "job": trace.job._asdict(),
         "way": trace.way,
         "scalable": trace.scalable,
         "uses_conv": trace.uses_conv,
@@ -112,7 +116,7 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
         "remarks": trace.remarks,
         "operators": list(operators),
         "modules": list(modules),
-        "convolutions": [asdict(convolution) for convolution in convolutions],
+        "convolutions": [convolution._asdict() for convolution in convolutions],
         "sites": sites,
         "phases": [[phase.event, phase.name, phase.step] for phase in trace.phases],
         "events": trace.events,
@@ -171,7 +175,7 @@ def _summary(document: Any) -> ModelSummary:
 def _layer(values: Any) -> Layer:
     if not isinstance(values, dict):
         raise _Wrong("a layer is not an object")
-    unknown = set(values) - set(_LAYER_FIELDS)
+    unknown = set(values) - set(Layer._fields)
     if unknown:
         raise _Wrong(f"a layer has an unknown field {sorted(unknown)[0][:50]!r}")
     read: Dict[str, Any] = dict(values)
@@ -251,7 +255,9 @@ def _kernel(row: Any) -> Kernel:
 
 
 def _reduction(values: List[Any]) -> Reduction:
-    inputs, outputs, vector, number = values if len(values) != 3 else (*values, Reduction.number)
+    inputs, outputs, vector, number = (
+        values if len(values) != 3 else (*values, Reduction._field_defaults["number"])
+    )
     if vector not in (1, 2, 4, 8):
         raise _Wrong("a sum's vector is not 1, 2, 4 or 8")
     if number not in (4, 8, 16, 32):
@@ -325,16 +331,16 @@ def _job(values: Any) -> TracedJob:
 
 
 def _fields(kind: Type[Kind], values: Any) -> Dict[str, Any]:
-    """A dataclass's fields from an object; its own defaults give the types of numbers and flags."""
+    """A type's fields from an object; its own defaults give the types of numbers and flags."""
     if not isinstance(values, dict):
         raise _Wrong(f"{kind.__name__} is not an object")
-    known = {field.name: field for field in fields(kind)}
     for name, value in values.items():
-        if name not in known:
+        if name not in kind._fields:
             raise _Wrong(f"{kind.__name__} has an unknown field {name[:50]!r}")
-        if isinstance(known[name].default, bool) and not isinstance(value, bool):
+        default = kind._field_defaults.get(name)
+        if isinstance(default, bool) and not isinstance(value, bool):
             raise _Wrong(f"{name} is not true or false")
-        if isinstance(known[name].default, str):
+        if isinstance(default, str):
             _text(value, name)
     return dict(values)
 

@@ -58,11 +58,5 @@ def quote(text: str, limit: int = 60) -> str:
 
 def freeze(rows: List[Row]) -> Tuple[Layer, ...]:
     """Turn finished rows into layers."""
-    layers = []
-    for row in rows:
-        # A frozen dataclass's own __init__ sets each field by a call: a third of the time of a long summary.
-        # Fields that a row has left alone have Layer's default, which is its class's attribute.
-        layer = object.__new__(Layer)
-        object.__setattr__(layer, "__dict__", row.__dict__)
-        layers.append(layer)
-    return tuple(layers)
+    # Fields that a row has left alone have Layer's default.
+    return tuple(Layer(**row.__dict__) for row in rows)

@@ -6,8 +6,8 @@ and a cuBLAS workspace depend on the GPU: the trace says where they are taken, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 PHASES = ("setup", "forward", "backward", "optimizer", "evaluate")
 CATEGORIES = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
@@ -53,8 +53,7 @@ Polynomial = Tuple[int, ...]
 """Bytes as coefficients of 1, batch, batch², ..."""
 
 
-@dataclass(frozen=True)
-class Convolution:
+class Convolution(NamedTuple):
     """One cuDNN call: what its workspace depends on."""
 
     call: str
@@ -77,8 +76,7 @@ class Convolution:
     channels_last: bool = False
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """A sum across the numbers that lie side by side: large ones share their work through global memory."""
 
     inputs: Polynomial
@@ -90,8 +88,7 @@ class Reduction:
     """Bytes of a partial result."""
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """A place in the step that allocates: which operator, in which layer, how much, for what."""
 
     bytes: Polynomial
@@ -122,7 +119,7 @@ class Site:
         return evaluate(self.bytes, batch)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # a tuple has another `count`
 class Kernel:
     """Equal kernels of one training step: what they compute and move."""
 
@@ -142,8 +139,7 @@ class Kernel:
     count: int = 1
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """Where a part of a step begins."""
 
     event: int
@@ -154,8 +150,7 @@ class Phase:
     """0 for the setup, then from 1."""
 
 
-@dataclass(frozen=True)
-class TracedJob:
+class TracedJob(NamedTuple):
     """What was traced."""
 
     batch: int
@@ -173,8 +168,7 @@ class TracedJob:
     """Processes that train together, one of which was traced."""
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """Every allocation and release of the first steps, in order."""
 
     job: TracedJob
@@ -199,9 +193,9 @@ class Trace:
     """How much of the script was seen, in words, where its end was not: "2 of 30 epochs"."""
     varied: bool = False
     """Its batches have many shapes, and not all were seen, or they come in another order each time."""
-    remarks: Tuple[str, ...] = field(default=())
+    remarks: Tuple[str, ...] = ()
     """What was assumed: unknown operators, values that were made up."""
-    kernels: Tuple[Kernel, ...] = field(default=())
+    kernels: Tuple[Kernel, ...] = ()
     """What a step after the first computes; empty where nobody looked."""
 
     def allocations(self) -> Iterator[Tuple[int, int, Optional[Site]]]:
@@ -236,7 +230,7 @@ def scale(trace: Trace, batch: int) -> Trace:
     """The same training at another batch size."""
     if batch == trace.job.batch:
         return trace
-    return replace(trace, job=replace(trace.job, batch=batch))
+    return trace._replace(job=trace.job._replace(batch=batch))
 
 
 def ddp_buckets(gradients: Sequence[int], cap: int) -> List[int]:

@@ -39,8 +39,7 @@ class Shows(NamedTuple):
 SHOWS_EVERYTHING = Shows()
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """One row of a summary, in the order the summary shows.
 
     That is the forward order. torchinfo and print(model) show parents before their children;

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Callable
+from contextlib import suppress
+from typing import Callable, NoReturn
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.terminal.say import say
@@ -35,6 +36,18 @@ def run_command(body: Callable[[], int]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def run_program(body: Callable[[], int]) -> NoReturn:
+    """The same as a process of its own, which ends here.
+
+    Python would take every module apart first, a seventh of a short command's time; no command leaves work to
+    that: threads are daemons, files and folders are closed where they were opened.
+    """
+    code = run_command(body)
+    with suppress(OSError):  # nobody is there to be told
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _write_no_more() -> None:

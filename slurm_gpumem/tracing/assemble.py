@@ -6,7 +6,7 @@ allocations of an earlier step, show how each size grows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -166,9 +166,9 @@ def _grown(a: Call, b: Call, batches: Tuple[int, int]) -> Call:
         return _line(one[0], two[0], batches) or one
 
     if isinstance(a, Convolution) and isinstance(b, Convolution):
-        return replace(a, batch=line(a.batch, b.batch))
+        return a._replace(batch=line(a.batch, b.batch))
     if isinstance(a, Reduction) and isinstance(b, Reduction):
-        return replace(a, inputs=line(a.inputs, b.inputs), outputs=line(a.outputs, b.outputs))
+        return a._replace(inputs=line(a.inputs, b.inputs), outputs=line(a.outputs, b.outputs))
     return a
 
 

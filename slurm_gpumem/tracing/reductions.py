@@ -6,7 +6,6 @@ that share the work of one result exchange it through a buffer (estimators/works
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any, Callable, Dict, Optional, Sequence
 
@@ -67,7 +66,7 @@ def _spread(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     one = result[0] if isinstance(result, tuple) else result
     reduction = reduction_of(args[0], args[1]) if len(args) > 1 else None
     if reduction is not None and not args[0].is_complex():
-        recorder.workspace(0, func._schema.name, replace(reduction, number=4 * _partial(one)))
+        recorder.workspace(0, func._schema.name, reduction._replace(number=4 * _partial(one)))
     return result
 
 
@@ -85,7 +84,7 @@ def _summing(place: int) -> Callable[..., Any]:
             return result
         reduction = reduction_of(data, args[place]) if len(args) > place else None
         if reduction is not None:
-            recorder.workspace(0, name, replace(reduction, number=_partial(result)))
+            recorder.workspace(0, name, reduction._replace(number=_partial(result)))
         return result
 
     return handler

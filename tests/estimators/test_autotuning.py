@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
@@ -60,7 +59,7 @@ def test_the_backward_pass_has_a_thread_of_its_own_and_tries_again() -> None:
 
 
 def test_what_is_cached_at_a_try_goes_back_before_the_next() -> None:
-    other = replace(CONVOLUTION, channels=255)
+    other = CONVOLUTION._replace(channels=255)
     sites = [_site(4 * GIB), _site(0, CONVOLUTION), _site(0, other)]
     freed = _trace(sites, [2, -1, 0, -1, 1, -1])
     # 4 GiB were cached at the second try, and the 8 GiB of the first were given back by then.
@@ -68,7 +67,7 @@ def test_what_is_cached_at_a_try_goes_back_before_the_next() -> None:
 
 
 def test_tries_that_were_never_seen_draw_a_warning_that_says_what_to_do() -> None:
-    wide = replace(CONVOLUTION, channels=1024, size=(65, 65), out_size=(65, 65), batch=(1,))
+    wide = CONVOLUTION._replace(channels=1024, size=(65, 65), out_size=(65, 65), batch=(1,))
     warned = _warnings(_trace([_site(GIB), _site(0, wide)], [0, 1, -1]))
     assert len(warned) == 1
     assert "34 GiB" in warned[0]
@@ -107,7 +106,7 @@ def test_a_job_that_its_node_limits_asks_for_no_tries(
     trace = _trace([_site(GIB), _site(0, CONVOLUTION)], [0, 1, -1])
     gpu, job = find_gpu("h200"), TrainingJob(batch_size=1)
     found = estimate(ModelSummary("gpumem", (), trace=trace), job, gpu)
-    plain = estimate_trace(replace(trace, benchmark=False), job, gpu)
+    plain = estimate_trace(trace._replace(benchmark=False), job, gpu)
     tried = estimate_trace(trace, job, gpu)
     assert tried.request_mib > plain.request_mib + TRIED // MIB
     assert found.request_mib == (plain if limited else tried).request_mib

@@ -163,7 +163,7 @@ def test_a_damaged_list_of_classes_is_named(
 ) -> None:
     path = tmp_path / "known-classes.txt"
     path.write_bytes(content)
-    monkeypatch.setattr(room, "data_path", lambda *parts: path)
+    monkeypatch.setattr(room, "data_file", lambda *parts: path)
     known_classes.cache_clear()
     with pytest.raises(ConfigError, match=r"known-classes\.txt"):
         known_classes()

@@ -83,21 +83,21 @@ def test_nccl_is_counted_once(traced: Trace) -> None:
 
 
 def test_a_trace_of_a_script_s_own_rank_stays_as_it_is(traced: Trace) -> None:
-    own = replace(traced, job=replace(traced.job, ranks=2))
+    own = traced._replace(job=traced.job._replace(ranks=2))
     assert rank_trace(own, 2)[0] is own
 
 
 def test_inference_holds_the_model_and_nothing_more(traced: Trace) -> None:
-    inference = replace(traced, phases=traced.phases[:2])
+    inference = traced._replace(phases=traced.phases[:2])
     assert rank_trace(inference, 2)[0] is inference
 
 
 def test_traces_of_earlier_versions_get_the_same_buckets(traced: Trace) -> None:
     earlier = tuple(
-        replace(site, operator="aten::_to_copy", module="") if site.operator == PARAMETER else site
+        site._replace(operator="aten::_to_copy", module="") if site.operator == PARAMETER else site
         for site in traced.sites
     )
-    assert figures(rank_trace(replace(traced, sites=earlier), 2)[0])["buckets"] == WHOLE
+    assert figures(rank_trace(traced._replace(sites=earlier), 2)[0])["buckets"] == WHOLE
 
 
 def test_a_text_s_estimate_counts_buckets_and_nccl_on_several_gpus(summary: ModelSummary) -> None:

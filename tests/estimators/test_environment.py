@@ -124,7 +124,7 @@ def test_a_preset_version_goes_before_that_of_a_build_without_cuda_that_traced()
     assert trace.trace is not None
     presets = StatedTraining(torch="2.6.0+cu124")
     for version, counts in (("2.13.0+cpu", "2.6.0+cu124"), ("2.13.0+cu130", "2.13.0+cu130")):
-        traced = replace(trace, trace=replace(trace.trace, job=replace(trace.trace.job, torch=version)))
+        traced = replace(trace, trace=trace.trace._replace(job=trace.trace.job._replace(torch=version)))
         assert training_job(traced, StatedTraining(), presets=presets).torch == counts
         assert training_job(traced, StatedTraining(), presets=StatedTraining()).torch == version
 

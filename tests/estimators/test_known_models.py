@@ -167,7 +167,7 @@ def test_a_trace_that_was_packed_is_the_same_trace() -> None:
 
 def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = read_summary(EXAMPLES / "resnet50.txt")
-    whole = Path(store.data_path("models", store.FILE)).read_bytes()
+    whole = Path(store.data_file("models", store.FILE)).read_bytes()
     for name, content in (("cut", whole[: len(whole) // 50]), ("other", b"something else"), ("empty", b"")):
         path = tmp_path / name
         path.write_bytes(content)
@@ -180,10 +180,10 @@ def test_more_models_are_found_in_a_folder_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = read_summary(EXAMPLES / "resnet50.txt")
-    shipped = store.data_path("models", store.FILE)
-    (tmp_path / store.MORE).write_bytes(shipped.read_bytes())
+    shipped = store.data_file("models", store.FILE)
+    (tmp_path / store.MORE).write_bytes(Path(shipped).read_bytes())
     monkeypatch.setattr(store, "FOLDERS", (str(tmp_path),))
-    monkeypatch.setattr(store, "data_path", lambda *words: tmp_path / "nothing")
+    monkeypatch.setattr(store, "data_file", lambda *words: str(tmp_path / "nothing"))
     assert store.find(fingerprint.key_of(summary)) is not None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.summaries.own import trace_content, trace_of
@@ -37,4 +36,4 @@ def test_the_stream_of_a_site_is_kept_in_a_summary() -> None:
     for stream in (0, 3):
         trace = _trace(stream)
         assert trace_of(json.loads(json.dumps(trace_content(trace)))).sites == trace.sites
-        assert replace(trace.sites[1], stream=0) == _trace(0).sites[1]
+        assert trace.sites[1]._replace(stream=0) == _trace(0).sites[1]

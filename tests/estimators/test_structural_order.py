@@ -83,7 +83,7 @@ def test_workspaces_are_the_measured_ones_of_the_convolution_that_the_shapes_imp
         (2, 24, 64, 64), (2, 48, 32, 32), (3, 3), 1, transposed=False, dtype="fp32", last=False
     )
     forward, of_input, of_weight = convolution_bytes(told, BATCH)
-    calls = [Convolution(**{**vars(told), "call": name, "batch": (BATCH,)}) for name in ("input", "weight")]
+    calls = [told._replace(call=name, batch=(BATCH,)) for name in ("input", "weight")]
     assert [of_input, of_weight] == [workspace_bytes(call, BATCH) for call in calls]
     second = [op for op in walk.tape.ops if op.passing][1]
     assert second.work == ((forward,) if forward else ())

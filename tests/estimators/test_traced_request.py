@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -78,7 +77,7 @@ def test_the_request_of_an_unfinished_trace_is_wider_and_its_peak_the_same() -> 
     phases = (Phase(0, "setup", 0), Phase(1, "forward", 1), Phase(3, "forward", 2))
     trace = Trace(TracedJob(batch=1), "meta", sites, (0, 1, -1, 1, -1), phases)
     whole = estimate_trace(trace, TrainingJob(1), find_gpu("h200"))
-    cut = estimate_trace(replace(trace, unfinished="2 of 30 epochs"), TrainingJob(1), find_gpu("h200"))
+    cut = estimate_trace(trace._replace(unfinished="2 of 30 epochs"), TrainingJob(1), find_gpu("h200"))
     context = whole.parts["context"]
     assert cut.peak_mib == whole.peak_mib
     assert cut.request_mib - context == ceil((whole.request_mib - context) * unfinished_factor())
@@ -90,13 +89,13 @@ def test_the_request_of_batches_of_many_shapes_is_wider_unless_segments_expand()
     phases = (Phase(0, "setup", 0), Phase(1, "forward", 1), Phase(3, "forward", 2))
     trace = Trace(TracedJob(batch=1), "meta", sites, (0, 1, -1, 1, -1), phases)
     whole, varied = (
-        estimate_trace(replace(trace, varied=many), TrainingJob(1), find_gpu("h200"))
+        estimate_trace(trace._replace(varied=many), TrainingJob(1), find_gpu("h200"))
         for many in (False, True)
     )
     context = whole.parts["context"]
     assert varied.request_mib - context == ceil((whole.request_mib - context) * VARIED_FACTOR)
     expands = TrainingJob(1, alloc_conf="expandable_segments:True")
     plain, same = (
-        estimate_trace(replace(trace, varied=many), expands, find_gpu("h200")) for many in (False, True)
+        estimate_trace(trace._replace(varied=many), expands, find_gpu("h200")) for many in (False, True)
     )
     assert same.request_mib == plain.request_mib

@@ -144,7 +144,7 @@ def traced_summary(**job: Any) -> ModelSummary:
     """A summary whose trace was made of a job with these fields."""
     summary = small_summary()
     assert summary.trace is not None
-    trace = replace(summary.trace, job=replace(summary.trace.job, **job))
+    trace = summary.trace._replace(job=summary.trace.job._replace(**job))
     return replace(summary, trace=trace)
 
 

@@ -64,7 +64,7 @@ def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample()
     one_tap = {"size": (25,), "out_size": (25,), "kernel": (1,), "stride": (1,), "padding": (0,)}
     asked = convolution(call="weight", channels=1024, outputs=2048, dilation=(1,), **one_tap)
     assert workspace_bytes(asked, 512) == 512 * 1024 * 2048 * 4
-    assert workspace_bytes(replace(asked, dtype="bf16"), 512) < 512 * MIB
+    assert workspace_bytes(asked._replace(dtype="bf16"), 512) < 512 * MIB
     cases = [case for case in load_calls(OPERATORS, every=11) if is_such(case.call.convolution)]
     assert len(cases) > 5
     for case in cases:
@@ -76,10 +76,10 @@ def test_products_for_each_sample_have_single_precision_where_the_gradient_has_h
     one_tap = {"size": (32,), "out_size": (32,), "kernel": (1,), "stride": (1,), "padding": (0,)}
     asked = convolution(call="weight", dtype="bf16", channels=256, outputs=256, dilation=(1,), **one_tap)
     assert workspace_bytes(asked, 32768) == 8 << 30
-    short = replace(asked, size=(21,), out_size=(21,))
+    short = asked._replace(size=(21,), out_size=(21,))
     assert workspace_bytes(short, 256) < 16 * MIB  # measured as a copy of both tensors
     assert (
-        workspace_bytes(replace(asked, dtype="fp32", channels=1280, outputs=64), 5838) == 5838 * 1280 * 64 * 4
+        workspace_bytes(asked._replace(dtype="fp32", channels=1280, outputs=64), 5838) == 5838 * 1280 * 64 * 4
     )
 
 
@@ -135,7 +135,7 @@ def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
     right: Dict[bool, List[bool]] = {True: [], False: []}
     taken = said = usual = 0
     for each in load_calls(NARROW_CHECK):
-        asked = replace(each.call.convolution, batch=(0, 1))
+        asked = each.call.convolution._replace(batch=(0, 1))
         whole = fourier.weight_bytes(asked, each.call.rows) if asked.call == "weight" else 0
         if whole:
             found = workspace_bytes(asked, each.call.rows)
@@ -165,7 +165,7 @@ def test_a_damaged_file_of_transforms_is_an_error_that_names_it(
 ) -> None:
     path = tmp_path / fourier.FILE
     path.write_bytes(data_path("models", fourier.FILE).read_bytes()[:-10])
-    monkeypatch.setattr(fourier, "data_path", lambda folder, name: path)
+    monkeypatch.setattr(fourier, "data_file", lambda folder, name: path)
     fourier._trees.cache_clear()
     try:
         with pytest.raises(ConfigError, match=fourier.FILE):
@@ -197,7 +197,7 @@ def test_a_damaged_file_is_an_error_that_names_it(
 ) -> None:
     path = tmp_path / workspace.FILE
     path.write_bytes(content)
-    monkeypatch.setattr(workspace, "data_path", lambda folder, name: path)
+    monkeypatch.setattr(workspace, "data_file", lambda folder, name: path)
     workspace._forests.cache_clear()
     try:
         with pytest.raises(ConfigError, match=workspace.FILE):
@@ -216,11 +216,11 @@ def test_trying_algorithms_takes_the_workspace_that_dcgan_was_seen_to_take() -> 
         call="input", channels=256, outputs=512, size=(8, 8), out_size=(4, 4), kernel=(4, 4), stride=(2, 2)
     )
     assert 2584 < tried_bytes(strided, 64) / MIB < 2681  # what was allocated on an H200, with all else
-    mirrored = replace(
-        strided, call="forward", channels=512, outputs=256, size=(4, 4), out_size=(8, 8), transposed=True
+    mirrored = strided._replace(
+        call="forward", channels=512, outputs=256, size=(4, 4), out_size=(8, 8), transposed=True
     )
     assert tried_bytes(mirrored, 64) == tried_bytes(strided, 64)
-    assert all(tried_bytes(replace(strided, call=call), 64) == 0 for call in ("forward", "weight"))
+    assert all(tried_bytes(strided._replace(call=call), 64) == 0 for call in ("forward", "weight"))
 
 
 def _tried() -> List[Tuple[Convolution, Dict[str, Any]]]:
@@ -254,11 +254,11 @@ def test_the_largest_workspaces_that_were_tried_on_an_h200_follow_from_the_rule(
 def test_transforms_of_more_numbers_than_32_bits_count_are_not_expected_of_one_sample_but_named() -> None:
     """torchvision's FCN evaluates one large image: the rule alone has 33 to 260 GiB for its layers."""
     c, _ = next((c, row) for c, row in _tried() if c.call == "forward" and c.kernel == (3, 3))
-    wide = replace(c, channels=1024, outputs=256, size=(65, 65), out_size=(65, 65), stride=(1, 1), batch=(1,))
+    wide = c._replace(channels=1024, outputs=256, size=(65, 65), out_size=(65, 65), stride=(1, 1), batch=(1,))
     assert tried_bytes(wide, 1) == 0
     assert skipped_bytes(wide, 1) > 30 << 30
-    assert tried_bytes(replace(wide, batch=(4,)), 1) > 30 << 30
-    half = replace(wide, channels=512)
+    assert tried_bytes(wide._replace(batch=(4,)), 1) > 30 << 30
+    half = wide._replace(channels=512)
     assert tried_bytes(half, 1) > 15 << 30  # as large ones were seen: U-Nets at 256 x 256
     assert skipped_bytes(half, 1) == 0
 
@@ -266,8 +266,8 @@ def test_transforms_of_more_numbers_than_32_bits_count_are_not_expected_of_one_s
 def test_kernels_of_one_tap_are_not_transformed_in_large_planes() -> None:
     one = convolution(kernel=(1, 1), padding=(0, 0), size=(64, 64), out_size=(64, 64))
     assert tried_bytes(one, 8) > 100 * MIB
-    assert tried_bytes(replace(one, size=(65, 65), out_size=(65, 65)), 8) == 0
-    assert skipped_bytes(replace(one, size=(65, 65), out_size=(65, 65)), 8) == 0
+    assert tried_bytes(one._replace(size=(65, 65), out_size=(65, 65)), 8) == 0
+    assert skipped_bytes(one._replace(size=(65, 65), out_size=(65, 65)), 8) == 0
 
 
 def test_little_is_tried_beyond_the_rule_and_the_usual_workspace() -> None:
@@ -285,11 +285,11 @@ def test_lines_are_transformed_as_planes_and_gradients_of_their_input_are_not() 
     line = {"kernel": (1,), "padding": (0,), "stride": (1,), "dilation": (1,), "size": (256,)}
     forward = convolution(**line, out_size=(256,), channels=128, outputs=384)
     assert 28 << 30 < tried_bytes(forward, 64) < 29 << 30
-    assert tried_bytes(replace(forward, call="weight"), 64) > 24 << 30
-    taps = replace(forward, kernel=(3,), padding=(1,), size=(128,), out_size=(128,))
+    assert tried_bytes(forward._replace(call="weight"), 64) > 24 << 30
+    taps = forward._replace(kernel=(3,), padding=(1,), size=(128,), out_size=(128,))
     assert tried_bytes(taps, 64) > 1 << 30
-    assert tried_bytes(replace(taps, call="input"), 64) == 0
-    flat = replace(convolution(), kernel=(1, 3), padding=(0, 1), call="input")
+    assert tried_bytes(taps._replace(call="input"), 64) == 0
+    flat = convolution()._replace(kernel=(1, 3), padding=(0, 1), call="input")
     assert tried_bytes(flat, 64) == 0
 
 
@@ -316,10 +316,10 @@ def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
     assert summary.trace is not None
     assert not summary.trace.benchmark
     plain = estimate(summary, gpu="h200")
-    tried = estimate(replace(summary, trace=replace(summary.trace, benchmark=True)), gpu="h200")
+    tried = estimate(replace(summary, trace=summary.trace._replace(benchmark=True)), gpu="h200")
     assert 2400 < tried.peak_mib - plain.peak_mib < 2800
     assert tried.request_mib > 1.1 * (tried.peak_mib - tried.parts["context"]) + tried.parts["context"]
-    with_it = replace(summary, trace=replace(summary.trace, benchmark=True))
+    with_it = replace(summary, trace=summary.trace._replace(benchmark=True))
     assert with_it.trace is not None
     large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).autotuned for size in (80_000, 2048))
     assert large > 2400 * MIB

@@ -10,10 +10,10 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.site import probe
+from slurm_gpumem.site import probe, probe_node
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, takes_jobs
-from slurm_gpumem.site.probe import parse_settings
+from slurm_gpumem.site.probe_files import parse_settings
 from tests.node.conftest import REPOSITORY, needs_root
 from tests.recovery.conftest import install_package
 
@@ -145,7 +145,7 @@ def test_names_of_a_site_cannot_end_the_program_that_is_sent(state_folder: Path)
 
 @needs_root
 def test_a_permanent_sampler_that_does_not_run_is_found(hooks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_UNIT", str(hooks / "hooks.conf"))
+    monkeypatch.setattr(probe_node, "_UNIT", str(hooks / "hooks.conf"))
     found = probe.examine(vars(asked(str(hooks / "prolog.sh"))))
     assert found["faults"] == [("no-sampler", "hooks.conf is enabled and no sampler runs")]
 

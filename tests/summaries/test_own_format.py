@@ -63,12 +63,12 @@ def test_what_is_written_is_read_again() -> None:
 
 
 def test_a_summary_keeps_that_the_script_came_to_its_end() -> None:
-    ended = replace(SUMMARY, trace=replace(TRACE, finished=True))
+    ended = replace(SUMMARY, trace=TRACE._replace(finished=True))
     assert read_summary(to_json(ended)) == ended
 
 
 def test_a_summary_keeps_how_much_was_seen_of_a_script_whose_end_was_not() -> None:
-    cut = replace(SUMMARY, trace=replace(TRACE, unfinished="2 of 30 epochs"))
+    cut = replace(SUMMARY, trace=TRACE._replace(unfinished="2 of 30 epochs"))
     assert read_summary(to_json(cut)) == cut
 
 
@@ -133,10 +133,10 @@ def test_a_damaged_trace_is_refused_with_the_reason(change: Dict[str, Any], said
     ],
 )
 def test_a_convolution_that_cannot_be_is_refused(change: Dict[str, Any], said: str) -> None:
-    workspace = replace(TRACE.sites[2], convolution=replace(CONVOLUTION, **change))
+    workspace = TRACE.sites[2]._replace(convolution=CONVOLUTION._replace(**change))
     sites = (*TRACE.sites[:2], workspace, *TRACE.sites[3:])
     with pytest.raises(SummaryError, match=said):
-        read_summary(to_json(replace(SUMMARY, trace=replace(TRACE, sites=sites))))
+        read_summary(to_json(replace(SUMMARY, trace=TRACE._replace(sites=sites))))
 
 
 def test_a_later_version_is_refused_by_its_name() -> None:

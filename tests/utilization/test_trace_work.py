@@ -59,7 +59,7 @@ def test_products_take_the_units_that_the_job_allows() -> None:
 def test_few_threads_that_go_through_many_numbers_take_long_and_leave_the_gpu_idle() -> None:
     sizes = ((64,), (0, 128))  # 64 places of a short series, 128 channels for each of the batch
     kernel = Kernel("serial", "forward", "fp32", sizes, (0, 1 << 16), 1)
-    trace = replace(traced(), kernels=(kernel,))
+    trace = traced()._replace(kernels=(kernel,))
     made = work_of_trace(trace, TrainingJob(1024), 4 << 20)
     times = step_times(made, rates_of(H200), packaged("trace").sources[TRACE].coefficients)
     assert times.gpu > 0.01
@@ -78,7 +78,7 @@ def test_gradients_of_weights_are_told_from_those_of_inputs() -> None:
         convolution("depthwise", "backward", 6272, 1, 9, 32, 9, 1, 0),
         convolution("depthwise", "backward", 9, 1, 6272, 32, 9, 1, 0),
     )
-    made = work_of_trace(replace(traced(), kernels=kernels), TrainingJob(8), 1 << 20).kernels
+    made = work_of_trace(traced()._replace(kernels=kernels), TrainingJob(8), 1 << 20).kernels
     blocks = {KINDS[kind]: (number, count) for (kind, _, _, number), count in made.items()}
     assert {KINDS[key[0]] for key in made} == {"conv_tf32", "weight_tf32", "depthwise_fp32", "taps_fp32"}
     assert blocks["depthwise_fp32"] == (6272 * 32 // 512, 2)
@@ -94,13 +94,13 @@ def test_micro_batches_repeat_the_passes_and_not_the_optimizer() -> None:
 
 
 def test_a_summary_with_kernels_is_predicted_from_them() -> None:
-    summary = replace(SUMMARY, trace=replace(SUMMARY.trace, kernels=KERNELS))  # type: ignore[type-var]
+    summary = replace(SUMMARY, trace=SUMMARY.trace._replace(kernels=KERNELS))  # type: ignore[union-attr]
     job = TrainingJob(4, optimizer="adam")
     plain = registry.run("trace", summary, job, H200)
     found = with_utilization(plain, H200, summary).utilization
     assert found is not None
     assert found.source == TRACE
-    older = replace(SUMMARY, trace=replace(SUMMARY.trace, kernels=()))  # type: ignore[type-var]
+    older = replace(SUMMARY, trace=SUMMARY.trace._replace(kernels=()))  # type: ignore[union-attr]
     read = with_utilization(plain, H200, older).utilization
     assert read is not None
     assert read.source == "summary"
@@ -122,7 +122,7 @@ def test_the_kept_kernels_give_the_work_of_their_traces(tmp_path: Path) -> None:
 @pytest.mark.timing
 def test_a_trace_costs_little_beside_the_memory_estimate() -> None:
     many = tuple(replace(kernel, bytes=(n, n)) for n in range(60) for kernel in KERNELS)
-    trace = replace(traced(), kernels=many)
+    trace = traced()._replace(kernels=many)
     model = packaged()
 
     def work() -> None:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import prod
 from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.structural.forwards.registry import misfits
 from slurm_gpumem.estimators.structural.kinds import family_of, is_attention
@@ -111,9 +111,10 @@ def _is_free(kind: str) -> bool:
 @lru_cache(maxsize=1)
 def known_classes() -> KnownClasses:
     """The package's own list."""
-    path = data_path("models", FILE)
+    path = data_file("models", FILE)
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if not data.startswith(FORMAT):

@@ -34,7 +34,7 @@ from typing import (
     Tuple,
 )
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.fitted_file import check_numbers, read_json
 from slurm_gpumem.summaries.types import ModelSummary
@@ -184,8 +184,8 @@ def classes_of(summary: ModelSummary) -> FrozenSet[str]:
 @lru_cache(maxsize=1)
 def packaged() -> SimilarModels:
     """Those of the package's own measurements."""
-    path = data_path("models", FILE)
-    return from_json(read_json(path), str(path))
+    path = data_file("models", FILE)
+    return from_json(read_json(path), path)
 
 
 class _Groups(Mapping[str, Tuple[Profile, ...]]):

@@ -21,7 +21,7 @@ def in_precision(summary: ModelSummary, precision: str) -> Tuple[ModelSummary, T
     if trace is None or trace.job.precision not in ("fp32", "tf32") or not precision.startswith("amp-"):
         return summary, ()
     changed = autocast(trace)
-    changed = replace(changed, job=replace(changed.job, precision=precision))
+    changed = changed._replace(job=changed.job._replace(precision=precision))
     note = (
         f"traced with {trace.job.precision}; {precision} follows autocast's list of operators. "
         f"gpumem summarize --precision {precision} traces it"
@@ -190,10 +190,10 @@ def _head_sites(trace: Trace, head: str) -> Set[int]:
 
 def _resized(trace: Trace, sites: Set[int], divisor: int) -> Trace:
     changed = tuple(
-        replace(site, bytes=tuple(-(-c // divisor) for c in site.bytes)) if at in sites else site
+        site._replace(bytes=tuple(-(-c // divisor) for c in site.bytes)) if at in sites else site
         for at, site in enumerate(trace.sites)
     )
-    return replace(trace, sites=changed)
+    return trace._replace(sites=changed)
 
 
 _WIDE_OPERATORS = ("softmax", "norm", "loss", "exp", "log", "pow", "sum", "cumsum", "prod", "mean")

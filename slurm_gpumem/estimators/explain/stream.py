@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace
@@ -84,4 +84,4 @@ class Stream:
                 events.append(numbers[event.block] - len(numbers))
         if not phases or phases[0].event:
             phases.insert(0, self._trace.phases[0])
-        return replace(self._trace, sites=tuple(self.sites), events=tuple(events), phases=tuple(phases))
+        return self._trace._replace(sites=tuple(self.sites), events=tuple(events), phases=tuple(phases))

@@ -25,7 +25,7 @@ STORED_AS = {"fp32": "fp32", "tf32": "fp32", "amp-fp16": "amp-bf16", "amp-bf16":
 def encode(trace: Trace) -> Dict[str, Any]:
     """A trace as few different numbers."""
     sites, numbers = _merged(trace)
-    content = trace_content(replace(trace, sites=tuple(sites), events=()))
+    content = trace_content(trace._replace(sites=tuple(sites), events=()))
     alive: List[int] = []
     events: List[int] = []
     phases: List[Tuple[int, str, int]] = []
@@ -112,7 +112,7 @@ def decode(content: Mapping[str, Any], params: Sequence[int], batch: int, job: T
         "events": events,
         "phases": [list(phase) for at, phase in enumerate(phases) if not _is_empty(phases, at, len(events))],
     }
-    trace = replace(trace_of(document), job=traced)
+    trace = trace_of(document)._replace(job=traced)
     return _half(trace, HALF[job.precision]) if job.amp else trace
 
 
@@ -125,7 +125,7 @@ def _merged(trace: Trace) -> Tuple[List[Site], List[int]]:
     places: Dict[Site, int] = {}
     numbers = []
     for site in trace.sites:
-        plain = replace(site, module="")
+        plain = site._replace(module="")
         numbers.append(places.setdefault(plain, len(places)))
     return list(places), numbers
 
@@ -137,13 +137,12 @@ def _half(trace: Trace, dtype: str) -> Trace:
         conv = site.convolution
         if conv is None or conv.dtype not in HALF.values() or conv.dtype == dtype:
             return site
-        return replace(site, convolution=replace(conv, dtype=dtype))
+        return site._replace(convolution=conv._replace(dtype=dtype))
 
     def moved(kernel: Kernel) -> Kernel:
         return replace(kernel, dtype=dtype) if kernel.dtype in HALF.values() else kernel
 
-    return replace(
-        trace,
+    return trace._replace(
         sites=tuple(changed(site) for site in trace.sites),
         kernels=tuple(moved(kernel) for kernel in trace.kernels),
     )

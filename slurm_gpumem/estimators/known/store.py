@@ -17,10 +17,9 @@ import os
 import struct
 from bisect import bisect_left
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import FOLDERS, data_path
+from slurm_gpumem.data import FOLDERS, data_file
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.known.fingerprint import KEY_BYTES
 from slurm_gpumem.estimators.types import TrainingJob
@@ -106,17 +105,17 @@ def find(key: bytes) -> Optional[KnownModel]:
     if not key:
         return None
     for path in _paths():
-        found = _find_in(str(path), key)
+        found = _find_in(path, key)
         if found is not None:
             return found
     return None
 
 
-def _paths() -> Iterator[Path]:
-    yield data_path("models", FILE)
+def _paths() -> Iterator[str]:
+    yield data_file("models", FILE)
     for folder in FOLDERS:
-        path = Path(os.path.expanduser(folder)) / MORE
-        if path.exists():
+        path = os.path.join(os.path.expanduser(folder), MORE)
+        if os.path.exists(path):
             yield path
 
 

@@ -8,7 +8,6 @@ the visible ones do not explain is distributed among the hidden blocks.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.structural.kinds import family_of, may_add_input, named
@@ -157,7 +156,7 @@ def _collect(
             if chosen is not None and len(chosen) > 1:
                 found.append((node, chosen, parent))
         elif node.children:
-            inside = row if shape or not above else replace(row, outputs=above.outputs)
+            inside = row if shape or not above else row._replace(outputs=above.outputs)
             _collect(node.children, inside, found, deepest)
         last = shape or last
 

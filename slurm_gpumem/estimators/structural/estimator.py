@@ -94,7 +94,7 @@ def _without_losses(summary: ModelSummary) -> ModelSummary:
     if not any(len(layer.outputs) > 1 and () in layer.outputs for layer in summary.layers):
         return summary
     rows = summary.layers
-    layers = tuple(replace(row, outputs=tuple(filter(None, row.outputs)) or row.outputs) for row in rows)
+    layers = tuple(row._replace(outputs=tuple(filter(None, row.outputs)) or row.outputs) for row in rows)
     return replace(summary, layers=layers)
 
 

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import Dict, List, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 
 FILE = "class-names.txt"
 _FAMILIES, _RULES = "families", "rules"
@@ -56,7 +56,9 @@ def _read() -> Dict[str, Dict[str, List[str]]]:
     """The words of each section's rules, by the rule's name."""
     sections: Dict[str, Dict[str, List[str]]] = {}
     words: List[str] = []
-    for line in data_path("models", FILE).read_text(encoding="utf-8").splitlines():
+    with open(data_file("models", FILE), encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    for line in lines:
         if line.startswith("["):
             sections[line.strip("[]")] = {}
         elif line.startswith(" "):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator
@@ -114,8 +113,7 @@ def _play(events: Events, total: int, settings: AllocatorSettings) -> AllocatorS
     stats = allocator.stats()
     if scale == 1:
         return stats
-    return replace(
-        stats,
+    return stats._replace(
         **{
             name: getattr(stats, name) * scale
             for name in ("allocated", "reserved", "peak_allocated", "peak_reserved")

@@ -147,7 +147,7 @@ class _Guess:
                 entry = self._entry(layer)
                 self.cur = self._made(layer, entry)
                 self.seen[self.cur[1] if len(self.cur) > 3 else self.cur[-1]] = self.cur
-                result.append(replace(layer, inputs=(entry,), outputs=(self.cur,)))
+                result.append(layer._replace(inputs=(entry,), outputs=(self.cur,)))
             else:
                 open_at.append(len(result))
                 main = self.cur
@@ -156,7 +156,7 @@ class _Guess:
                     self.cur = self.around[-1]
                     self.beside[len(result)] = main
                 self.around.append(self.cur)
-                result.append(replace(layer, inputs=(self.cur,)))
+                result.append(layer._replace(inputs=(self.cur,)))
         while open_at:
             self._close(result, open_at.pop())
         return result
@@ -165,7 +165,7 @@ class _Guess:
         entry = self.around.pop()
         if named("gate", result[index].kind):
             self.cur = entry
-        result[index] = replace(result[index], outputs=(self.cur,))
+        result[index] = result[index]._replace(outputs=(self.cur,))
         self.cur = self.beside.pop(index, self.cur)
 
     def _entry(self, row: Layer) -> Shape:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import List, Optional, Sequence, Set
 
 from slurm_gpumem.estimators.structural.kinds import family_of, named
@@ -49,7 +48,7 @@ def _fold_parametrized(node: Node) -> None:
     row = node.row
     if row.kind.startswith(_PARAMETRIZED) and node.children:
         kind = row.kind[len(_PARAMETRIZED) :]
-        node.row = replace(row, kind=kind, params=row.params + _params_in(node.children), leaf=True)
+        node.row = row._replace(kind=kind, params=row.params + _params_in(node.children), leaf=True)
         node.children = []
 
 
@@ -71,15 +70,15 @@ def _with_windows(rows: Sequence[Layer]) -> Sequence[Layer]:
         elif len(shape) == 3 and image and shape[1] > 1 and shape[2] % image[3] == 0:
             pixels = image[1] * image[2]
             if pixels > shape[1] and pixels % shape[1] == 0:
-                row = replace(row, outputs=((shape[0], pixels, shape[2]),), inputs=())
+                row = row._replace(outputs=((shape[0], pixels, shape[2]),), inputs=())
         elif len(shape) == 4 and image and 1 < shape[2] == shape[3] < image[1] * image[2]:
             # The attention matrix of each window.
             pixels = image[1] * image[2]
             if pixels % shape[2] == 0:
-                row = replace(row, outputs=((*shape[:2], pixels, shape[3]),), inputs=())
+                row = row._replace(outputs=((*shape[:2], pixels, shape[3]),), inputs=())
         if row.kind.startswith("ShiftedWindowAttention") and not row.params and shape:
             # It uses its projections' weights without calling them: they have no rows.
-            row = replace(row, params=4 * shape[-1] * (shape[-1] + 1), leaf=True, inputs=())
+            row = row._replace(params=4 * shape[-1] * (shape[-1] + 1), leaf=True, inputs=())
         result.append(row)
     return result
 
@@ -107,7 +106,7 @@ def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
     for row in rows:
         if not row.params and row.outputs and named("scaled-branch", row.kind):
             # Parameters that belong to no layer are not counted.
-            row = replace(row, params=row.outputs[0][1])
+            row = row._replace(params=row.outputs[0][1])
         node = Node(row)
         family = family_of(row.kind)
         start = len(open_nodes)
@@ -122,7 +121,7 @@ def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
         del open_nodes[start:]
         if node.children and not row.params and _lacks_projection(node):
             width = row.outputs[0][-1]
-            node.row = replace(row, params=3 * width * width)
+            node.row = row._replace(params=3 * width * width)
         if node.children:
             node.contains = {row.kind}.union(*(child.contains for child in node.children))
         open_nodes.append(node)

@@ -9,7 +9,6 @@ measured.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
@@ -56,7 +55,7 @@ def _first_calls(trace: Trace, batch: int) -> Iterator[Tuple[int, Convolution]]:
         if convolution is None:
             continue
         if site not in keys:
-            keys[site] = (evaluate(convolution.batch, batch), replace(convolution, batch=()))
+            keys[site] = (evaluate(convolution.batch, batch), convolution._replace(batch=()))
         key = (backward[at], *keys[site])
         if key not in seen:
             seen.add(key)

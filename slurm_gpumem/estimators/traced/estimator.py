@@ -6,7 +6,6 @@ from dataclasses import replace
 from math import ceil
 from typing import Dict, List, Tuple
 
-from slurm_gpumem.config.node import site_limits_jobs
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.coverage import request_at
@@ -57,10 +56,13 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
     trace, warnings = in_version(trace, job.torch)
     assumed: Tuple[str, ...] = ()
-    if trace.benchmark and site_limits_jobs():
-        trace, assumed = replace(trace, benchmark=False), (_NOT_TRIED,)
-    elif trace.benchmark:
-        warnings = (*warnings, _TRIED)
+    if trace.benchmark:
+        from slurm_gpumem.config.node import site_limits_jobs  # few jobs set it, and the table is a large one
+
+        if site_limits_jobs():
+            trace, assumed = trace._replace(benchmark=False), (_NOT_TRIED,)
+        else:
+            warnings = (*warnings, _TRIED)
     if job.gpus > 1:
         from slurm_gpumem.estimators.data_parallel import rank_trace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Counter as CounterOf
 from typing import List, Set, Tuple
 
@@ -30,7 +29,7 @@ def in_version(trace: Trace, torch: str) -> Tuple[Trace, Tuple[str, ...]]:
             f"the trace has fused attention kernels, which PyTorch {torch} does not have: there the whole "
             "attention matrices come on top. Estimate from a text (--estimator corrected), which counts them",
         )
-    return replace(changed, job=replace(changed.job, torch=torch)), warnings
+    return changed._replace(job=changed.job._replace(torch=torch)), warnings
 
 
 def lacks_attention(trace: Trace, torch: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, Iterable, List, Sequence
 
 from slurm_gpumem.estimators.allocator import AllocatorStats, CachingAllocator, Event
@@ -38,10 +37,13 @@ class StreamPools(CachingAllocator):
     def stats(self) -> AllocatorStats:
         """The figures up to now: segments never go back, so that the pools' largest sizes add up."""
         pools = [pool.stats() for pool in self._pools.values()]
-        return replace(
-            super().stats(),
-            reserved=sum(one.reserved for one in pools),
-            peak_reserved=sum(one.peak_reserved for one in pools),
+        return (
+            super()
+            .stats()
+            ._replace(
+                reserved=sum(one.reserved for one in pools),
+                peak_reserved=sum(one.peak_reserved for one in pools),
+            )
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
@@ -23,8 +22,7 @@ MORE_EVENTS = 500_000
 """Their events at most: a step of GPT-2 XL has less than ten thousand."""
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     """What the allocator held at most, and what lived then."""
 
     stats: AllocatorStats
@@ -64,7 +62,7 @@ def replay(
     stats = allocator.stats()
     autotuned, unseen = _autotuning(trace, batch, sizes, gpu, settings)
     return Timeline(
-        stats=replace(stats, peak_reserved=_reserved_later(allocator, trace, sizes)),
+        stats=stats._replace(peak_reserved=_reserved_later(allocator, trace, sizes)),
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
         sizes=sizes,

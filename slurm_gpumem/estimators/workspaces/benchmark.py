@@ -18,7 +18,6 @@ of whole runs are compared by `python -m lab.score.benchmark_tries`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, prod
 from typing import Sequence, Tuple
 
@@ -59,8 +58,8 @@ def transformed(convolution: Convolution, batch: int) -> Tuple[int, int]:
     c = convolution
     if c.transposed:
         mirrored = _MIRRORED[c.call]
-        c = replace(
-            c, call=mirrored, channels=c.outputs, outputs=c.channels, size=c.out_size, out_size=c.size
+        c = c._replace(
+            call=mirrored, channels=c.outputs, outputs=c.channels, size=c.out_size, out_size=c.size
         )
     if c.dtype != "fp32" or len(c.size) > 2 or max(c.dilation, default=1) > 1 or c.groups > 1:
         return 0, 0

@@ -8,20 +8,21 @@ little-endian, column after column.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import zlib
 from array import array
-from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Sequence, Tuple, TypeVar, Union
 
 from slurm_gpumem.errors import ConfigError
 
 T = TypeVar("T")
 
 
-def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
+def read_columns(path: Union[str, os.PathLike[str]]) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
     """A file's header and columns; OSError or ValueError if it is not such a file."""
-    data = path.read_bytes()
+    with open(path, "rb") as file:
+        data = file.read()
     begin = data.index(b"\n") + 1
     header, rest = json.loads(data[:begin]), memoryview(data)[begin:]
     if zlib.crc32(rest) != header["crc32"]:
@@ -37,7 +38,7 @@ def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
     return header, columns
 
 
-def read_as(path: Path, sort: str, make: Callable[[Dict[str, Any], List[Sequence[Any]]], T]) -> T:
+def read_as(path: str, sort: str, make: Callable[[Dict[str, Any], List[Sequence[Any]]], T]) -> T:
     """The result of `make` for a file of the package; ConfigError names one that is missing or damaged."""
     try:
         return make(*read_columns(path))

@@ -9,12 +9,11 @@ Gradients of weights by Fourier transforms have trees of their own (fourier.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, prod
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.columns import read_as
 from slurm_gpumem.estimators.workspaces.tree import COLUMNS, Tree, trees_of
@@ -46,8 +45,7 @@ FEATURES = ("batch", "channels of a group", "outputs of a group", "groups", "dep
             "data against output", "padding", "output rows", "fp16")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One convolution with its batch size, as requested from cuDNN."""
 
     convolution: Convolution
@@ -75,8 +73,7 @@ class Call:
         return c.channels * c.outputs * prod(c.kernel) * self.width // c.groups
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(NamedTuple):
     """What is known about one kind of call."""
 
     trees: Tuple[Tree, ...]
@@ -109,7 +106,7 @@ def usual_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
 @lru_cache(maxsize=4096)
 def _of_any_call(convolution: Convolution) -> Convolution:
     """The same for all calls and batch sizes of a convolution: they share most of the work."""
-    return replace(convolution, call=CALLS[0], batch=())
+    return convolution._replace(call=CALLS[0], batch=())
 
 
 @lru_cache(maxsize=4096)
@@ -200,7 +197,7 @@ def _log(value: float) -> float:
 
 @lru_cache(maxsize=1)
 def _forests() -> Mapping[str, Forest]:
-    return read_as(data_path("models", FILE), FORMAT, from_columns)
+    return read_as(data_file("models", FILE), FORMAT, from_columns)
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Dict[str, Forest]:

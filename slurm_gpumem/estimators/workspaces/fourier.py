@@ -9,12 +9,11 @@ has such cases, but trees did not find those of channels that they had not seen.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from math import log2, prod
 from typing import Any, Mapping, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import data_file
 from slurm_gpumem.estimators.workspaces.benchmark import MOST_NUMBERS, transformed
 from slurm_gpumem.estimators.workspaces.columns import read_as
 from slurm_gpumem.estimators.workspaces.tree import COLUMNS, Tree, trees_of
@@ -33,7 +32,7 @@ def weight_bytes(convolution: Convolution, rows: int) -> int:
     c = convolution
     if c.dtype != "fp32" or c.channels_last or c.transposed or prod(c.kernel) == 1:
         return 0
-    found, numbers = transformed(replace(c, call="weight", batch=(0, 1)), rows)
+    found, numbers = transformed(c._replace(call="weight", batch=(0, 1)), rows)
     return found if numbers < MOST_NUMBERS else 0  # none with more was seen to be picked
 
 
@@ -50,7 +49,7 @@ def picked(values: Sequence[float], transforms: int, both: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _trees() -> Tuple[Tree, ...]:
-    return read_as(data_path("models", FILE), FORMAT, from_columns)
+    return read_as(data_file("models", FILE), FORMAT, from_columns)
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Tuple[Tree, ...]:

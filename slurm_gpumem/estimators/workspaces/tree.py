@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, List, Sequence
+from typing import Any, List, NamedTuple, Sequence
 
 COLUMNS = ("b", "f", "H")
 """Type codes of a tree's columns in a file (columns.py)."""
@@ -11,8 +10,7 @@ BEYOND = 65535
 """Used instead of a leaf's bytes beyond its sum, which are fewer: a separate tree predicts them."""
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """One decision tree; a node without a feature is a leaf."""
 
     features: Sequence[int]

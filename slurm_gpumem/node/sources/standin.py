@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.files import read_json
 from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.gpus import standin_gpus
 from slurm_gpumem.node.processes import environment, start_of
-from slurm_gpumem.node.sources.base import GpuProcess, SourceError
+from slurm_gpumem.node.sources.base import GpuProcess, NoSource, SourceError
 
 
-class StandinSource:
+class StandinSource(NoSource):
     """The ledger as a metric source; it knows memory, SM activity where jobs name it, and no power."""
 
     name = "standin"
@@ -35,23 +35,11 @@ class StandinSource:
             sm_active=min(1.0, sum(active)) if active else None,
         )
 
-    def energy_j(self, uuid: str) -> Optional[float]:
-        return None
-
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         return tuple(
             GpuProcess(holder["pid"], float(holder["mib"]), self._is_client(holder["pid"], holder["start"]))
             for holder in self._holders(self._ledger(uuid))
         )
-
-    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
-        return ()
-
-    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
-        return {}
-
-    def close(self) -> None:
-        return None
 
     def _ledger(self, uuid: str) -> Dict[str, Any]:
         path = self._paths.get(uuid)

@@ -38,7 +38,7 @@ _WORD = re.compile(r"[^\s'\"=;&|()<>`]+")
 def known(run: ScriptRun) -> Optional[TracedScript]:
     """The trace of this run, where nothing that it rests on has changed."""
     try:
-        packed = read_plain(_path(run), most_bytes=_MOST_BYTES, owners=(os.geteuid(),)).data
+        packed = read_plain(_path(run), most_bytes=_MOST_BYTES, owners=(os.geteuid(),))
         head, _, summary = gzip.decompress(packed).partition(b"\n")
         told = json.loads(head)
         if told.pop("schema") != SCHEMA or told.pop("rests_on") != _rests_on(told["files"], told["packages"]):

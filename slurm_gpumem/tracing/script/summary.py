@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -38,7 +37,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     unfinished = _seen_until_the_end(tracer)
     finished = tracer.came_to_its_end and all_run
     varied = tracer.skips.varies and not (finished and tracer.seeded)
-    trace = replace(trace, finished=finished, unfinished=unfinished, varied=varied)
+    trace = trace._replace(finished=finished, unfinished=unfinished, varied=varied)
     if root is not None:
         root.measure()
     summary = ModelSummary(

@@ -33,8 +33,8 @@ def reasons() -> PeakReasons:
 def hostile() -> PeakReasons:
     summary = small_summary()
     assert summary.trace is not None
-    sites = tuple(replace(site, module=site.module and EVIL + site.module) for site in summary.trace.sites)
-    return _reasons(replace(summary, name=EVIL, trace=replace(summary.trace, sites=sites)))
+    sites = tuple(site._replace(module=site.module and EVIL + site.module) for site in summary.trace.sites)
+    return _reasons(replace(summary, name=EVIL, trace=summary.trace._replace(sites=sites)))
 
 
 def test_the_areas_reach_as_high_as_the_memory_did(reasons: PeakReasons) -> None:

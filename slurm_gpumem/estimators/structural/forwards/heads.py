@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import List
 
 from slurm_gpumem.estimators.structural.attention import Run
@@ -36,7 +35,7 @@ def joined_stages(walk: Walk, node: Node, run: Run) -> None:
     walk.give(walk.tape.op(resized, joined))
     for child in node.children[fuse_at:]:
         if family_of(child.row.kind) == "dropout":
-            child = Node(replace(child.row, attributes=(_DROPS,)))
+            child = Node(child.row._replace(attributes=(_DROPS,)))
         run(walk, child)
     for part in resized:
         walk.tape.hold(part)
