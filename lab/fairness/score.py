@@ -1,32 +1,38 @@
 """Who waited how long: `python -m lab.fairness.score`.
 
-Rows of `lab.fairness.run` (the dev cluster, real Slurm daemons), and the same jobs simulated: once with the
-dev cluster's costs, to hold the simulator against it, and once with those of a site. Times are hours of the
-trace.
+Rows of a dev cluster of real Slurm daemons (made by code of the history: lab/data/README.md), and the same
+jobs simulated: once with the dev cluster's costs, to hold the simulator against it, and once with those of a
+site. Times are hours of the trace.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from lab.command import exit_code
-from lab.fairness.run import CRED_EXPIRE_S, PLACES
-from lab.fairness.workload import LONG, SCALE, SECONDS_PER_HOUR, SHORT, STEP_S, WAYS, Way, trace
-from lab.places import DATA
+from lab.places import DATA, SIMULATION
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
 from slurm_gpumem.simulation.policies import SLURM_TIMING, find_policy
-from slurm_gpumem.simulation.types import Fleet, Setup, Turns
+from slurm_gpumem.simulation.trace_file import read_trace
+from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Turns
 from slurm_gpumem.utilization.interference import JobLoad
 
 ROWS = DATA / "fairness" / "rows.jsonl"
 REPEATS = DATA / "fairness" / "repeats.jsonl"
 """More runs of some ways, each with a name: only what was lost is taken from them."""
+LONG, SHORT = "a", "b"
+PLACES = 16
+SECONDS_PER_HOUR = 6
+"""Of the dev cluster's time for an hour of the trace."""
+SCALE = SECONDS_PER_HOUR / 3600
+STEP_S = 0.5
+_CRED_EXPIRE_S = 5
+"""Slurm's 120 s would be 20 hours of the trace."""
 _IDLE = JobLoad(0.001, 0.0, 0.0, 0.03)
 """Jobs on the dev cluster do not slow each other down."""
 _SAVE_S = 2.0
@@ -34,6 +40,43 @@ _SAVE_S = 2.0
 _BACKFILL_S = 5.0
 """The dev cluster's bf_interval."""
 _GPU_MIB = 40 * 1024
+
+
+class Way(NamedTuple):
+    """One way to run the jobs (lab/docs/fairness.md has its lines of slurm.conf)."""
+
+    what: str
+    slot_h: int = 0
+    """Of the long jobs, in hours of the trace; 0: they know no slots and save nothing."""
+    shares: bool = False
+    """Two jobs on a GPU, on half as many GPUs."""
+    urgent: bool = False
+    """The short jobs go first ..."""
+    preempt: bool = False
+    """... and take running jobs' places."""
+
+    @property
+    def turns(self) -> Turns:
+        """For the simulator, in the trace's time; a job that saves has the time for it."""
+        return Turns(3600.0 * self.slot_h, preempt=self.preempt, grace_s=60.0 if self.slot_h else 0.0)
+
+    def trace(self) -> List[SimJob]:
+        """The jobs; the short ones with a higher priority where they go first."""
+        jobs = read_trace(SIMULATION / "two-users.csv")
+        return [job._replace(priority=1 if self.urgent and job.user == SHORT else 0) for job in jobs]
+
+
+WAYS: Dict[str, Way] = {
+    "age": Way("whole GPUs, first come, first served"),
+    "age-slots": Way("the same, slots of 2 h", 2),
+    "shares": Way("shares, first come, first served", shares=True),
+    "shares-slots": Way("the same, slots of 2 h", 2, shares=True),
+    "first": Way("short jobs first", urgent=True),
+    "first-slots": Way("the same, slots of 2 h", 2, urgent=True),
+    "preempt": Way("short jobs preempt, no checkpoint", urgent=True, preempt=True),
+    # A slot of 24 hours that no job fills: it saves when it is preempted.
+    "preempt-saves": Way("the same, checkpoint", 24, urgent=True, preempt=True),
+}
 
 
 class Fared(NamedTuple):
@@ -96,7 +139,7 @@ def gap_s(rows: Sequence[Dict[str, Any]]) -> float:
 def simulated(way: Way, gap: Optional[float] = None) -> Fared:
     """The same jobs on as many places, with a site's costs; with those of the dev cluster where `gap` is its
     time between two runs."""
-    jobs, turns, timing = trace(way), way.turns, SLURM_TIMING
+    jobs, turns, timing = way.trace(), way.turns, SLURM_TIMING
     if way.shares:
         jobs = [job._replace(peak_mib=_GPU_MIB // 2) for job in jobs]
     if gap is not None:
@@ -104,7 +147,7 @@ def simulated(way: Way, gap: Optional[float] = None) -> Fared:
         slot_s = turns.slot_s + gap / SCALE if turns.slot_s else 0.0
         jobs = [job._replace(load=_IDLE, work=job.work + gap / SCALE) for job in jobs]
         turns = Turns(slot_s, _SAVE_S / SCALE, gap / SCALE, turns.preempt, turns.grace_s / SCALE)
-        timing = timing._replace(recovery_s=(CRED_EXPIRE_S + 1) / SCALE, backfill_s=_BACKFILL_S / SCALE)
+        timing = timing._replace(recovery_s=(_CRED_EXPIRE_S + 1) / SCALE, backfill_s=_BACKFILL_S / SCALE)
     fleet = Fleet(2, PLACES // (4 if way.shares else 2), _GPU_MIB)
     policy = find_policy("slurm-pack" if way.shares else "slurm")
     mode = "mps" if way.shares else "exclusive"
@@ -117,10 +160,7 @@ def simulated(way: Way, gap: Optional[float] = None) -> Fared:
 
 def main() -> int:
     """Print a table for the cluster, beside the simulator, and one with a site's costs."""
-    parser = argparse.ArgumentParser(prog="python -m lab.fairness.score", description=__doc__)
-    parser.add_argument("--rows", type=Path, default=ROWS)
-    args = parser.parse_args()
-    by_way = read_rows(args.rows)
+    by_way = read_rows(ROWS)
     print("Dev cluster (simulated with its costs), hours of the trace")
     _head("steps lost", "s between runs")
     for name, way in WAYS.items():

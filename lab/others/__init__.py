@@ -1,1 +1,1 @@
-"""Estimators of other people beside ours, on the same measured jobs (`run`, then `score`)."""
+"""Estimators of other people beside ours, on the same measured jobs."""

@@ -132,7 +132,7 @@ def gpuutilnet_lines(runs: Sequence[Solo]) -> List[str]:
     try:
         answers: Any = json.loads(gzip.decompress(GPUUTILNET.read_bytes()))["answers"]
     except (OSError, ValueError, KeyError):
-        return [f"GPUUtilNet: no answers in {shown(GPUUTILNET)} (make gpuutilnet)"]
+        return [f"GPUUtilNet: no answers in {shown(GPUUTILNET)}"]
     lines = [
         "GPUUtilNet trained on our jobs (accuracy, recall of the busy class)",
         "class  data set        n  busy   stratified folds   models kept out   kept out, real   published",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, List
 
 import pytest
 
-from lab.fairness.run import play
-from lab.fairness.score import REPEATS, ROWS, kept, measured, read_rows, simulated
-from lab.fairness.workload import LONG, WAYS, trace
+from lab.fairness.score import REPEATS, ROWS, WAYS, kept, measured, read_rows, simulated
 
 PAIRS = [("age", "age-slots"), ("shares", "shares-slots"), ("first", "first-slots")]
 
@@ -45,14 +42,3 @@ def test_neither_was_one_where_prologs_gave_up() -> None:
         jobs, _, in_one_run, _, done_again = kept(again)
         assert (jobs, done_again) == (50, 0)
         assert in_one_run == 0 or name.startswith("preempt")
-
-
-@pytest.mark.slurm
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root")
-def test_on_real_daemons_a_short_job_goes_between_the_slots_of_long_ones() -> None:
-    jobs = trace(WAYS["age-slots"])
-    few = [job for job in jobs if job.user == LONG][:4] + [job for job in jobs if job.user != LONG][:1]
-    *long, short = play("age-slots", few, places=2)
-    assert all(row["done"] == row["different"] == row["steps"] for row in (*long, short))
-    assert all(len(row["runs"]) > 1 for row in long)
-    assert short["runs"][0][1] < min(row["runs"][-1][1] for row in long)
