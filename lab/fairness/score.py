@@ -7,13 +7,13 @@ site. Times are hours of the trace.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from lab.command import exit_code
 from lab.places import DATA, SIMULATION
+from lab.rows import Row, read_rows
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
@@ -92,7 +92,7 @@ class Fared(NamedTuple):
     """GPU hours that were lost: steps done twice on the cluster; saves, restarts and lost runs simulated."""
 
 
-def measured(rows: Sequence[Dict[str, Any]]) -> Fared:
+def measured(rows: Sequence[Row]) -> Fared:
     """A wait is the time from submission to the end without the runs that the job went on from."""
     waits: Dict[str, List[float]] = {LONG: [], SHORT: []}
     ends: Dict[str, List[float]] = {LONG: [], SHORT: []}
@@ -112,22 +112,22 @@ def measured(rows: Sequence[Dict[str, Any]]) -> Fared:
     return Fared(*(value / SECONDS_PER_HOUR for value in hours))
 
 
-def read_rows(path: Path) -> Dict[str, List[Dict[str, Any]]]:
+def by_way(path: Path) -> Dict[str, List[Row]]:
     """The rows of each way."""
-    found: Dict[str, List[Dict[str, Any]]] = {}
-    for row in map(json.loads, path.read_text().splitlines()):
+    found: Dict[str, List[Row]] = {}
+    for row in read_rows(path):
         found.setdefault(row["way"], []).append(row)
     return found
 
 
-def kept(rows: Sequence[Dict[str, Any]]) -> Tuple[int, int, int, int, int]:
+def kept(rows: Sequence[Row]) -> Tuple[int, int, int, int, int]:
     """Long jobs, their runs, those that ended in their first run; steps, and those done again."""
     runs = [len(row["runs"]) for row in rows if row["user"] == LONG]
     steps = sum(row["steps"] for row in rows)
     return len(runs), sum(runs), runs.count(1), steps, sum(row["done"] for row in rows) - steps
 
 
-def gap_s(rows: Sequence[Dict[str, Any]]) -> float:
+def gap_s(rows: Sequence[Row]) -> float:
     """Seconds from one run on a GPU to the next, while there was work for all of them."""
     runs = [run for row in rows if row["user"] == LONG for run in row["runs"]]
     until = sorted(end for _, end in runs)[int(0.7 * len(runs))]
@@ -160,20 +160,20 @@ def simulated(way: Way, gap: Optional[float] = None) -> Fared:
 
 def main() -> int:
     """Print a table for the cluster, beside the simulator, and one with a site's costs."""
-    by_way = read_rows(ROWS)
+    ran = by_way(ROWS)
     print("Dev cluster (simulated with its costs), hours of the trace")
     _head("steps lost", "s between runs")
     for name, way in WAYS.items():
-        if name in by_way:
-            gap = gap_s(by_way[name])
-            both = zip(measured(by_way[name])[:5], simulated(way, gap))
+        if name in ran:
+            gap = gap_s(ran[name])
+            both = zip(measured(ran[name])[:5], simulated(way, gap))
             cells = [f"{real:.1f} ({twin:.1f})" for real, twin in both]
-            lost = sum(row["done"] - row["steps"] for row in by_way[name])
+            lost = sum(row["done"] - row["steps"] for row in ran[name])
             _line(way.what, [*cells, str(lost), f"{gap:.0f}"])
     print("\nLong jobs that save, and what of their steps was lost")
     _line("", ["jobs", "runs", "in one run", "steps", "done again"])
-    saved = {name: rows for name, rows in by_way.items() if WAYS[name].slot_h}
-    for name, rows in {**saved, **read_rows(REPEATS)}.items():
+    saved = {name: rows for name, rows in ran.items() if WAYS[name].slot_h}
+    for name, rows in {**saved, **by_way(REPEATS)}.items():
         _line(name, [str(value) for value in kept(rows)])
     print("\nSimulated with a site's costs: 30 s to save, 60 s to begin again, 121 s until a requeue is over")
     _head("GPU h lost")

@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from lab.places import MODELS, SETS, under
+from lab.rows import read_rows
 from lab.shared_speeds import load_from, usual_load
 from lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import budget
@@ -42,7 +43,7 @@ class Measured(NamedTuple):
 
 def measured(path: Path, known: Mapping[str, float]) -> List[Measured]:
     """The sets of a file."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = list(read_rows(path))
     active = {row["kind"]: row["sm"] for row in rows if row["part"] == "activity"}
     sets = []
     for row in rows:

@@ -26,7 +26,7 @@ from lab.fit.utilization_rows import UtilizationRow, rows_of, rows_of_traces
 from lab.places import MODELS, UTILIZATION_FOLDS, shown, under
 from lab.score.gpuutilnet_table import BUSY, class_of, dataset_of
 from lab.traced_work import load_traced
-from lab.utilization_runs import SOLO_FILES, SOLO_FOLDERS, load_solo, load_texts
+from lab.utilization_runs import SOLO_FILES, SOLO_FOLDERS, load_solo, load_solo_texts
 from slurm_gpumem.utilization.features import NAMES, features, logit
 from slurm_gpumem.utilization.model import FILE, FORMAT, LEVELS, STEEPEST, TARGETS, from_json
 from slurm_gpumem.utilization.predict import SUMMARY, TRACE, centers, level_of, plain_answers
@@ -288,7 +288,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     folders = args.data or SOLO_FOLDERS
     path = under(args.out, MODELS / FILE)
     runs = load_solo(folders)
-    rows = rows_of(runs, load_texts({run.summary: None for run in runs}))
+    rows = rows_of(runs, load_solo_texts(runs))
     traced = rows_of_traces(runs, load_traced(runs))
     if args.card:
         text = path.read_text()

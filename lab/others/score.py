@@ -6,20 +6,17 @@ lab/data/README.md).
 
 from __future__ import annotations
 
-import json
 import random
 import sys
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from lab.command import exit_code
-from lab.ground_truth import GroundTruth, MeasuredRun, context_mib, load_ground_truth, open_text
+from lab.ground_truth import GroundTruth, MeasuredRun, context_mib, load_ground_truth, summary_of
 from lab.places import OTHER_ESTIMATORS
+from lab.rows import read_rows
 from lab.score.accuracy import Score, figures, held_out_fits, quantile, score
 from lab.score.trace_figures import Traced
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.registry import TRACE
-from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 
 SOURCES = ("timm", "torchvision", "transformers")
@@ -68,16 +65,9 @@ def _fits(run: MeasuredRun) -> bool:
     return plain and row["precision"] in PRECISIONS and LEAST_MIB <= run.reserved_mib <= MOST_MIB
 
 
-def read_rows(paths: Sequence[Path]) -> List[Row]:
-    """The rows of these files."""
-    found: List[Row] = []
-    for path in paths:
-        try:
-            with open_text(path) as file:
-                found += [json.loads(line) for line in file]
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read: {error}") from None
-    return [row for row in found if "key" in row]
+def stored_rows() -> List[Row]:
+    """What each estimator said of each job."""
+    return [row for row in read_rows(OTHER_ESTIMATORS) if "key" in row]
 
 
 def scores_of(rows: Sequence[Row], truth: GroundTruth) -> Dict[str, List[Score]]:
@@ -93,7 +83,7 @@ def scores_of(rows: Sequence[Row], truth: GroundTruth) -> Dict[str, List[Score]]
 
 
 def _context(one: Score, truth: GroundTruth) -> int:
-    return context_mib(one.run, read_summary(truth.texts[one.run.summary][one.format].rstrip("\n") + "\n"))
+    return context_mib(one.run, summary_of(truth.texts[one.run.summary][one.format]))
 
 
 def _scored(row: Row, one: Score, context: int) -> Score:
@@ -138,7 +128,7 @@ def _scaled(scores: Sequence[Score]) -> float:
 
 def main() -> int:
     """Entry point."""
-    print("\n".join(table(read_rows([OTHER_ESTIMATORS]), chosen_jobs())))
+    print("\n".join(table(stored_rows(), chosen_jobs())))
     return 0
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from lab.command import exit_code
-from lab.ground_truth import open_text
 from lab.probe.cases import Case, forward_of
+from lab.rows import open_text
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Reduction
 from slurm_gpumem.tracing.autocast import autocast_on_meta

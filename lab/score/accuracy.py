@@ -10,7 +10,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 
 from lab.fit import folds
 from lab.fit.similar_models import only
-from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
+from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib, summary_of
 from lab.places import MARGIN_FOLDS
 from lab.score.predictions import Predictions
 from lab.score.trace_figures import Traced, load_figures
@@ -23,7 +23,6 @@ from slurm_gpumem.estimators.fitted_file import read_json
 from slurm_gpumem.estimators.margin import TRACE, GroupMargin
 from slurm_gpumem.estimators.margin import from_json as margins_from_json
 from slurm_gpumem.estimators.types import Estimate
-from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import ceil_div
 
@@ -135,16 +134,12 @@ def _score_runs(
 ) -> Tuple[List[Score], List[Failure]]:
     scores: List[Score] = []
     failures: List[Failure] = []
-    parsed: Dict[Tuple[str, str], ModelSummary] = {}
     held_out = held_out_fits()
     for run in truth.runs:
         texts = truth.texts[run.summary]
         for chosen in _choose(texts, formats):
             try:
-                if (run.summary, chosen) not in parsed:
-                    # A trailing line break marks it as text: a one-line summary is no path.
-                    parsed[run.summary, chosen] = read_summary(texts[chosen].rstrip("\n") + "\n")
-                summary = parsed[run.summary, chosen]
+                summary = summary_of(texts[chosen])
                 real = real_mib(run, summary)
             except GpumemError as error:
                 failures += [Failure(run, name, str(error)) for name in estimators]
@@ -177,7 +172,7 @@ def score_stored(truth: GroundTruth, predictions: Predictions) -> List[Score]:
         chosen = _choose(texts, ())[0]
         real = run.process_mib
         if real is None:
-            real = real_mib(run, read_summary(texts[chosen].rstrip("\n") + "\n"))
+            real = real_mib(run, summary_of(texts[chosen]))
         scores.append(Score(run, predictions.estimator, chosen, real, peak, request))
     return scores
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from lab.command import exit_code
-from lab.ground_truth import MeasuredRun, load_ground_truth, open_text
+from lab.ground_truth import MeasuredRun, load_ground_truth
+from lab.rows import read_rows
 from lab.score.accuracy import quantile
 from slurm_gpumem.api import estimate
 from slurm_gpumem.errors import GpumemError
@@ -83,9 +84,8 @@ def answers(folder: Path, traces: Optional[Path]) -> List[Answer]:
 
 def _traced_jobs(path: Path) -> Dict[str, str]:
     """Traces by the keys of their jobs."""
-    with open_text(path) as file:
-        rows = [json.loads(line) for line in file]
-    return {row["key"]: row["trace"] for row in rows if row["kind"] == "traced" and "trace" in row}
+    rows = (row for row in read_rows(path) if row["kind"] == "traced" and "trace" in row)
+    return {row["key"]: row["trace"] for row in rows}
 
 
 def _from_trace(run: MeasuredRun, need: int, traces: Path) -> Answer:

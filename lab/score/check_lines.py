@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Iterator, List, Sequence, Tuple
 
-from lab.ground_truth import GroundTruth, load_ground_truth
+from lab.ground_truth import GroundTruth, load_ground_truth, summary_of
 from lab.score.accuracy import quantile
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
@@ -22,7 +22,6 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.make_line import SPAN, TOLERANCE, make_line
 from slurm_gpumem.estimators.memory_line import parse_line
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
 GPUS = ("h200", "a100")
@@ -96,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     found: List[Checked] = []
     for number, (name, text, job) in enumerate(chosen, 1):
         try:
-            summary = read_summary(text.rstrip("\n") + "\n")
+            summary = summary_of(text)
             found.append(check(summary, job, args.estimator, name, draw))
         except GpumemError as error:
             print(f"{name}: {error}", file=sys.stderr)

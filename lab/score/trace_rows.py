@@ -14,19 +14,19 @@ import gc
 import gzip
 import json
 import logging
-import lzma
 import random
 import sys
 import time
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from lab.children import Children
+from lab.children import run_each
 from lab.command import exit_code
 from lab.ground_truth import load_ground_truth_rows, part_of
 from lab.networks.build import build_model, import_sources
@@ -35,6 +35,7 @@ from lab.networks.entries import Entry
 from lab.networks.tasks import Feed, task_named
 from lab.networks.train import FLOATS, channels_last, checkpoint, optimizer_over
 from lab.places import GROUND_TRUTH, OWN_TRACES, shown
+from lab.rows import read_rows
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
@@ -107,13 +108,11 @@ def kept_trace(cache: Path, key: str) -> Optional[Tuple[ModelSummary, Dict[str, 
 
 def unpack_own(cache: Path) -> None:
     """Put the stored traces into the folder, where it does not have them yet."""
-    with lzma.open(OWN_TRACES, "rt") as file:
-        for line in file:
-            row = json.loads(line)
-            path = path_of(cache, row["key"])
-            if not path.exists():
-                text = row.pop("trace")
-                write_atomic(path, gzip.compress(f"{json.dumps(row)}\n{text}".encode(), 1), mode=None)
+    for row in read_rows(OWN_TRACES):
+        path = path_of(cache, row["key"])
+        if not path.exists():
+            text = row.pop("trace")
+            write_atomic(path, gzip.compress(f"{json.dumps(row)}\n{text}".encode(), 1), mode=None)
 
 
 def chosen_rows(part: str, match: str, limit: int, seed: int = 1, data: Optional[Path] = None) -> List[Row]:
@@ -173,19 +172,12 @@ def trace_missing(left: Sequence[Row], cache: Path, jobs: int = 1) -> None:
     import_sources([entry_of(row) for row in left])
     gc.collect()
     gc.freeze()
-    children, failed, done = Children(), 0, 0
-    queue = list(left)
-    while queue or len(children):
-        while queue and len(children) < jobs:
-            row = queue.pop(0)
-            path = path_of(cache, row["key"])
-            children.start(row["key"], lambda path=path, row=row: _trace_into(path, row), LIMIT_SECONDS)  # type: ignore[misc]
-        for ended in children.wait(1):
-            answer = ended.answer or {}
-            failed += not answer
-            done += 1
-            said = f"{answer['cpu_seconds']:.1f} s" if answer else f"FAILED {ended.error[-200:]}"
-            print(f"{done}/{len(left)} {ended.tag}: {said}", flush=True)
+    works = [(row["key"], partial(_trace_into, path_of(cache, row["key"]), row)) for row in left]
+    failed = 0
+    for done, ended in enumerate(run_each(works, jobs, LIMIT_SECONDS), 1):
+        failed += ended.answer is None
+        said = f"{ended.answer['cpu_seconds']:.1f} s" if ended.answer else f"FAILED {ended.error[-200:]}"
+        print(f"{done}/{len(left)} {ended.tag}: {said}", flush=True)
     print(f"{len(left) - failed} traced, {failed} failed")
 
 

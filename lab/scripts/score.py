@@ -11,15 +11,14 @@ strata (strata.py) have a line for each stratum and one in which each counts as 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Dict, Iterable, List, Optional, Sequence
 
 from lab.command import exit_code
-from lab.ground_truth import open_text
 from lab.places import SCRIPT_ROWS
+from lab.rows import Row, read_rows
 from lab.scripts.lists import LISTS
 from lab.scripts.strata import STRATA, quantile, strata_of_scripts, weighted_share, weights
 from slurm_gpumem import estimate
@@ -29,7 +28,6 @@ from slurm_gpumem.units import MIB, ceil_div
 _ON_THE_CPU = 64 << 20
 _NEVER_TRAINED = 1 << 30
 """A run that ended with an error and took less than this had not begun: little more than a context."""
-Row = Dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,7 @@ def load(names: Iterable[str], later: bool = False) -> List[Row]:
         path = SCRIPT_ROWS / f"{name}.jsonl.xz" if name in LISTS else Path(name)
         if not path.exists():
             raise UsageError(f"{name} is no file of rows and no list; lists: {', '.join(LISTS)}")
-        with open_text(path) as file:
-            found = [json.loads(line) for line in file]
+        found = list(read_rows(path))
         for kind in ("traced", "again", "measured") if later else ("traced", "measured"):
             for row in found:
                 if row["kind"] == kind:

@@ -6,14 +6,14 @@ from typing import Any, Dict, List
 
 import pytest
 
-from lab.fairness.score import REPEATS, ROWS, WAYS, kept, measured, read_rows, simulated
+from lab.fairness.score import REPEATS, ROWS, WAYS, by_way, kept, measured, simulated
 
 PAIRS = [("age", "age-slots"), ("shares", "shares-slots"), ("first", "first-slots")]
 
 
 @pytest.fixture(scope="module")
 def rows() -> Dict[str, List[Dict[str, Any]]]:
-    found = read_rows(ROWS)
+    found = by_way(ROWS)
     assert list(found) == list(WAYS)
     return found
 
@@ -38,7 +38,7 @@ def test_no_step_of_a_job_that_saves_was_lost_or_done_twice(
 
 
 def test_neither_was_one_where_prologs_gave_up() -> None:
-    for name, again in read_rows(REPEATS).items():
+    for name, again in by_way(REPEATS).items():
         jobs, _, in_one_run, _, done_again = kept(again)
         assert (jobs, done_again) == (50, 0)
         assert in_one_run == 0 or name.startswith("preempt")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.ground_truth import GroundTruth
-from lab.others.score import EACH, chosen_jobs, read_rows, table
-from lab.places import OTHER_ESTIMATORS
+from lab.others.score import EACH, chosen_jobs, stored_rows, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 
@@ -16,5 +15,5 @@ def test_the_table_on_the_page_is_what_the_command_prints(ground_truth: GroundTr
     assert 60 <= len(truth.runs) <= 3 * EACH
     assert len({run.row["model"] for run in truth.runs}) == len(truth.runs)
     page = PAGE.read_text(encoding="utf-8")
-    for line in table(read_rows([OTHER_ESTIMATORS]), truth):
+    for line in table(stored_rows(), truth):
         assert line in page

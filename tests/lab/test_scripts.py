@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from lab.ground_truth import open_text
 from lab.places import SCRIPT_ROWS
+from lab.rows import open_text
 from lab.scripts import measure, run, score, strata
 from lab.scripts.lists import HERE, LISTS, Prepared, Script, load_list
 from slurm_gpumem.errors import UsageError

@@ -74,7 +74,7 @@ def test_classes_are_cut_at_the_published_edges() -> None:
 def judged(run: Solo, got: float, leaning: float) -> Judged:
     values = {**run.values, "sm_active": got}
     intervals = dict.fromkeys(run.values, (0.0, 1.0))
-    return Judged(run, "torchinfo", "summary", values, intervals, False, leaning)
+    return Judged(run, "torchinfo", "summary", values, intervals, leaning)
 
 
 def test_figures_count_points_of_percent_and_found_busy_jobs(runs: list[Solo]) -> None:
