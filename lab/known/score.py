@@ -1,6 +1,4 @@
-"""How texts of known models are answered: measured runs against the stored traces.
-
-    python -m lab.known.score [--match TEXT] [--every N] [--worst N]
+"""How texts of known models are answered, measured runs against stored traces: `python -m lab.known.score`.
 
 For each kind of text: how many texts of library models were recognized, the peak's error, requests below the
 need, and the sum of all requests over the sum of all needs. "by another name" counts texts that were
@@ -9,9 +7,8 @@ recognized as another model, which is right for those that print the same.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple
 
 from lab.command import exit_code
 from lab.ground_truth import TOOLS, load_ground_truth, real_mib
@@ -35,12 +32,12 @@ class Scored(NamedTuple):
         return abs(self.peak / self.need - 1)
 
 
-def scored(match: str, every: int = 1) -> Dict[str, List[Scored]]:
+def scored() -> Dict[str, List[Scored]]:
     """Runs of library models by kind of text."""
     truth = load_ground_truth()
     found: Dict[str, List[Scored]] = {tool: [] for tool in TOOLS}
-    for run in truth.runs[::every]:
-        if run.row["source"] in ("own", "repository") or match not in run.key:
+    for run in truth.runs:
+        if run.row["source"] in ("own", "repository"):
             continue
         for tool, text in truth.texts[run.summary].items():
             summary = read_summary(text)
@@ -71,23 +68,12 @@ def line(tool: str, rows: List[Scored]) -> str:
     )
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m lab.known.score", description=__doc__)
-    parser.add_argument("--match", default="", metavar="TEXT", help="only runs whose key has this text")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth run")
-    parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the worst of each kind")
-    return exit_code(lambda: _run(parser.parse_args(argv)))
-
-
-def _run(options: argparse.Namespace) -> int:
-    for tool, rows in scored(options.match, options.every).items():
+    for tool, rows in scored().items():
         print(line(tool, rows), flush=True)
-        hits = [row for row in rows if row.known]
-        for row in sorted(hits, key=lambda row: -row.error)[: options.worst]:
-            print(f"    {row.key}: need {row.need}, peak {row.peak}, request {row.request} ({row.known})")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -1,7 +1,7 @@
 """Score jobs that no fit and no rule has seen, as a user's estimate answers for them.
 
-    python -m lab.score.blind ROWS [--json FILE]
-    python -m lab.score.blind DIR [--traces CACHE] [--json FILE]
+    python -m lab.score.blind ROWS
+    python -m lab.score.blind DIR [--traces CACHE]
 
 ROWS is the file in which `lab.scripts.run` measured, traced and described jobs. DIR is one of the older
 checks: measured runs and their texts (rows*, summaries*, about*), CACHE what `trace_rows` wrote for them.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -25,7 +24,7 @@ from lab.rows import read_rows
 from lab.score.accuracy import quantile
 from slurm_gpumem.api import estimate
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.estimators.types import Estimate, Utilization
+from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.units import ceil_div
 
 TRACE = "trace"
@@ -204,40 +203,6 @@ def utilization_cells(own: Sequence[Answer]) -> str:
     )
 
 
-def _as_rows(found: Sequence[Answer]) -> List[Dict[str, Any]]:
-    return [
-        {
-            "key": one.run.key,
-            "kind": one.kind,
-            "code": one.group,
-            "need_mib": one.need_mib,
-            "error": one.error,
-            **(
-                {
-                    "peak_mib": one.made.peak_mib,
-                    "request_mib": one.made.request_mib,
-                    "warnings": list(one.made.warnings),
-                    "utilization": _utilization(one.made.utilization),
-                }
-                if one.made is not None
-                else {}
-            ),
-        }
-        for one in found
-    ]
-
-
-def _utilization(found: Optional[Utilization]) -> Optional[Dict[str, Any]]:
-    if found is None:
-        return None
-    return {
-        "sm_active": round(found.sm_active, 1),
-        "step_seconds": found.step_seconds,
-        "intervals": {name: list(ends) for name, ends in found.intervals.items()},
-        "known": found.is_known,
-    }
-
-
 def main(argv: Optional[List[str]] = None) -> int:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -247,17 +212,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("folder", type=Path, metavar="ROWS|DIR")
     parser.add_argument("--traces", type=Path, metavar="CACHE", help="a folder that trace_rows filled")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer there, one a line")
     options = parser.parse_args(argv)
-    return exit_code(lambda: _print(options))
 
+    def body() -> int:
+        print("\n".join(lines(answers(options.folder, options.traces))))
+        return 0
 
-def _print(options: argparse.Namespace) -> int:
-    found = answers(options.folder, options.traces)
-    if options.json:
-        options.json.write_text("".join(json.dumps(row) + "\n" for row in _as_rows(found)))
-    print("\n".join(lines(found)))
-    return 0
+    return exit_code(body)
 
 
 if __name__ == "__main__":

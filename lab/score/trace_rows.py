@@ -1,6 +1,6 @@
 """Trace models of measured runs again, on this machine's CPU, and keep the traces in a folder.
 
-    python -m lab.score.trace_rows --cache DIR [--part development] [--limit 200] [--match TEXT]
+    python -m lab.score.trace_rows --cache DIR [--data DIR] [--jobs N]
 
 Each run is traced in a forked child with a time limit; what the folder has already is not traced again.
 Runs of the networks that were written for measuring (source "own") have stored traces, which are put into the
@@ -14,7 +14,6 @@ import gc
 import gzip
 import json
 import logging
-import random
 import sys
 import time
 import warnings
@@ -28,7 +27,7 @@ import torch
 
 from lab.children import run_each
 from lab.command import exit_code
-from lab.ground_truth import load_ground_truth_rows, part_of
+from lab.ground_truth import load_ground_truth_rows
 from lab.networks.build import build_model, import_sources
 from lab.networks.cuda_calls import cuda_is_here
 from lab.networks.entries import Entry
@@ -115,19 +114,10 @@ def unpack_own(cache: Path) -> None:
             write_atomic(path, gzip.compress(f"{json.dumps(row)}\n{text}".encode(), 1), mode=None)
 
 
-def chosen_rows(part: str, match: str, limit: int, seed: int = 1, data: Optional[Path] = None) -> List[Row]:
-    """Good rows of a part, in a random order that takes one row of every model before any second."""
+def wanted_rows(data: Optional[Path]) -> List[Row]:
+    """The runs that went well and whose networks can still be built."""
     rows = [row for row in load_ground_truth_rows(data) if not row.get("error") and row.get("reserved_bytes")]
-    rows = [row for row in rows if part in ("all", part_of(row["model"])) and match in row["key"]]
-    rows = [row for row in rows if row["source"] != "own"]
-    random.Random(seed).shuffle(rows)
-    rounds: Dict[str, int] = {}
-    order = []
-    for index, row in enumerate(rows):
-        rounds[row["model"]] = rounds.get(row["model"], 0) + 1
-        order.append((rounds[row["model"]], index))
-    ordered: List[Row] = [rows[index] for _, index in sorted(order)]
-    return ordered[:limit] if limit else ordered
+    return [row for row in rows if row["source"] != "own"]
 
 
 def _trace_into(path: Path, row: Row) -> Dict[str, Any]:
@@ -148,11 +138,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.score.trace_rows", description=__doc__)
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
     parser.add_argument("--data", type=Path, metavar="DIR", help=f"measured runs ({shown(GROUND_TRUTH)})")
-    parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
-    parser.add_argument("--match", default="", metavar="TEXT", help="only keys with this text")
-    parser.add_argument("--limit", type=int, default=0, metavar="N")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
-    parser.add_argument("--again", action="store_true", help="trace these again")
     options = parser.parse_args(argv)
     return exit_code(lambda: _run(options))
 
@@ -160,8 +146,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     unpack_own(options.cache)
-    rows = chosen_rows(options.part, options.match, options.limit, data=options.data)
-    left = [row for row in rows if options.again or not path_of(options.cache, row["key"]).exists()]
+    rows = wanted_rows(options.data)
+    left = [row for row in rows if not path_of(options.cache, row["key"]).exists()]
     print(f"{len(rows)} runs, {len(left)} to trace", flush=True)
     trace_missing(left, options.cache, options.jobs)
     return 0
