@@ -72,7 +72,7 @@ def card_lines(
         "```",
         *class_lines(real),
         "```",
-        *(_from_traces(traced) if traced else []),
+        *_from_traces(traced),
     ]
 
 

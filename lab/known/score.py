@@ -8,28 +8,24 @@ recognized as another model, which is right for those that print the same.
 from __future__ import annotations
 
 import sys
-from typing import Dict, List, NamedTuple
+from dataclasses import dataclass
+from typing import Dict, List
 
 from lab.command import exit_code
 from lab.ground_truth import TOOLS, load_ground_truth, real_mib
+from lab.score.figures import Answer, figures
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.known.recognize import recognized
 from slurm_gpumem.summaries.reader import read_summary
 
 
-class Scored(NamedTuple):
+@dataclass(frozen=True)
+class Scored(Answer):
     """One run, by one text."""
 
-    key: str
-    known: str
+    key: str = ""
+    known: str = ""
     """The model that it was recognized as; "" where it was not."""
-    need: int
-    peak: int
-    request: int
-
-    @property
-    def error(self) -> float:
-        return abs(self.peak / self.need - 1)
 
 
 def scored() -> Dict[str, List[Scored]]:
@@ -43,12 +39,12 @@ def scored() -> Dict[str, List[Scored]]:
             summary = read_summary(text)
             known = recognized(summary)
             if known is None:
-                found[tool].append(Scored(run.key, "", 1, 1, 1))
+                found[tool].append(Scored(1, 1, 1))
                 continue
             answer = registry.run("auto", summary, run.job, run.gpu)
             name = known.name if answer.estimator == registry.TRACE else ""
-            row = Scored(run.key, name, real_mib(run, summary), answer.peak_mib, answer.request_mib)
-            found[tool].append(row)
+            need = real_mib(run, summary)
+            found[tool].append(Scored(need, answer.peak_mib, answer.request_mib, key=run.key, known=name))
     return found
 
 
@@ -58,13 +54,11 @@ def line(tool: str, rows: List[Scored]) -> str:
     wrong = [row for row in hits if row.key.split("@")[0].replace("/", " ", 1) != row.known]
     if not hits:
         return f"{tool:15} {len(rows):5} runs, none recognized"
-    errors = sorted(row.error for row in hits)
-    below = sum(row.request < row.need for row in hits) / len(hits)
-    total = sum(row.request for row in hits) / sum(row.need for row in hits)
+    one = figures(hits)
     return (
         f"{tool:15} {len(rows):5} runs {len(hits):5} recognized {len(wrong):4} by another name"
-        f"  median {errors[len(hits) // 2]:6.1%}  P90 {errors[len(hits) * 9 // 10]:6.1%}"
-        f"  below need {below:5.1%}  requests/needs {total:.2f}"
+        f"  median {one.median_error:6.1%}  P90 {one.p90_error:6.1%}"
+        f"  below need {one.under_request:5.1%}  requests/needs {one.capacity:.2f}"
     )
 
 

@@ -14,7 +14,8 @@ from lab.command import exit_code
 from lab.ground_truth import GroundTruth, MeasuredRun, context_mib, load_ground_truth, summary_of
 from lab.places import OTHER_ESTIMATORS
 from lab.rows import read_rows
-from lab.score.accuracy import Score, figures, held_out_fits, quantile, score
+from lab.score.accuracy import Score, held_out_fits, score
+from lab.score.figures import figures, quantile
 from lab.score.trace_figures import Traced
 from slurm_gpumem.estimators.registry import TRACE
 from slurm_gpumem.units import MIB

@@ -21,11 +21,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from lab.command import exit_code
 from lab.ground_truth import MeasuredRun, load_ground_truth
 from lab.rows import read_rows
-from lab.score.accuracy import quantile
+from lab.score import figures
 from slurm_gpumem.api import estimate
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.types import Estimate
-from slurm_gpumem.units import ceil_div
 
 TRACE = "trace"
 KINDS = {
@@ -156,22 +155,21 @@ def lines(found: Sequence[Answer]) -> List[str]:
 
 def memory_cells(own: Sequence[Answer]) -> str:
     """One line's figures."""
-    made = [(one.made, one.need_mib) for one in own if one.made is not None]
+    made = [
+        figures.Answer(one.need_mib, one.made.peak_mib, one.made.request_mib, bool(one.made.warnings))
+        for one in own
+        if one.made is not None
+    ]
     failed = len(own) - len(made)
     if not made:
         return f"{0:>6}{'no answer':>60}{failed:>8}"
-    errors = sorted(abs(given.peak_mib / need - 1) for given, need in made)
-    wide = [given.request_mib / need for given, need in made]
-    below = [given for given, need in made if given.request_mib < need]
-    silent = sum(not given.warnings for given in below)
-    ratio = sum(given.request_mib for given, _ in made) / sum(need for _, need in made)
-    exact = sum(ceil_div(given.request_mib, _SHARD_MIB) == ceil_div(need, _SHARD_MIB) for given, need in made)
-    count = len(made)
+    one = figures.figures(made, _SHARD_MIB)
+    silent = round(one.under_unwarned * one.count)
     return (
-        f"{count:>6}{100 * quantile(errors, 0.5):>6.1f} %{100 * quantile(errors, 0.9):>6.1f} %"
-        f"{100 * len(below) / count:>6.1f} % ({silent:>2})  {ratio:>8.2f}"
-        f"{100 * sum(w > 1.5 for w in wide) / count:>5.1f} %{100 * sum(w > 2 for w in wide) / count:>5.1f} %"
-        f"{100 * exact / count:>6.0f} %{failed:>8}"
+        f"{one.count:>6}{100 * one.median_error:>6.1f} %{100 * one.p90_error:>6.1f} %"
+        f"{100 * one.under_request:>6.1f} % ({silent:>2})  {one.capacity:>8.2f}"
+        f"{100 * one.over_half:>5.1f} %{100 * one.over_twice:>5.1f} %"
+        f"{100 * one.shards_exact:>6.0f} %{failed:>8}"
     )
 
 
@@ -196,7 +194,7 @@ def utilization_cells(own: Sequence[Answer]) -> str:
         inside_step += shortest <= real["step_seconds"] <= longest
     if not off:
         return ""
-    count, half = len(off), quantile(sorted(steps), 0.5)
+    count, half = len(off), figures.quantile(sorted(steps), 0.5)
     return (
         f"{count:>6}{asked - count:>9}{sum(off) / count:>10.1f} points{100 * inside / count:>15.0f} %"
         f"{100 * half:>17.0f} %{100 * inside_step / count:>7.0f} %"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Iterator, List, Sequence, Tuple
 
 from lab.ground_truth import GroundTruth, load_ground_truth, summary_of
-from lab.score.accuracy import quantile
+from lab.score.figures import quantile
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu

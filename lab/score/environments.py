@@ -15,7 +15,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from lab.command import exit_code
 from lab.ground_truth import MeasuredRun, load_ground_truth
-from lab.score.accuracy import quantile
+from lab.score.figures import quantile
 from slurm_gpumem.estimators.environment import Measured, contexts_of, measured_environments
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run

@@ -19,7 +19,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from lab.command import exit_code
 from lab.ground_truth import load_ground_truth
-from lab.score.accuracy import quantile
+from lab.score.figures import quantile
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence
 
 from lab.command import exit_code
-from lab.score.accuracy import quantile
+from lab.score.figures import quantile
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob

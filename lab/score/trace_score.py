@@ -20,7 +20,7 @@ from lab.command import exit_code
 from lab.ground_truth import load_ground_truth_rows
 from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, TRACE_FIGURES, shown
 from lab.rows import Row
-from lab.score.accuracy import quantile
+from lab.score.figures import quantile
 from lab.score.trace_figures import Traced, load_figures
 from lab.score.trace_rows import kept_trace
 from slurm_gpumem.estimators.gpus import find_gpu
