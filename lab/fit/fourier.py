@@ -12,8 +12,7 @@ from array import array
 from typing import Any, List, Sequence
 
 from lab.command import exit_code, require
-from lab.fit.workspace_files import Column, to_bytes
-from lab.fit.workspaces import SCRAP, Columns, columns_of
+from lab.fit.workspaces import SCRAP, Column, Columns, columns_of, to_bytes
 from lab.places import MODELS, NARROW, OPERATORS, shown
 from lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.estimators.workspaces.convolutions import FEATURES, features

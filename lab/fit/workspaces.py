@@ -8,14 +8,16 @@ a sum for parts of sums over the batch, one more tree for each kind of call tell
 
 from __future__ import annotations
 
+import json
 import sys
+import zlib
 from array import array
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from lab.command import exit_code, require
-from lab.fit.workspace_files import Column, to_bytes
 from lab.places import MODELS, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
+from slurm_gpumem.estimators.workspaces.columns import little_endian
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
     FEATURES,
@@ -36,6 +38,8 @@ SCRAP = 2048
 REST = 0.35
 """Share of a workspace that may lie beyond a sum which it begins with: parts of sums over the batch."""
 Columns = List[List[float]]
+Column = Tuple[str, Sequence[float]]
+"""Array's code, and the numbers."""
 _BEGINNINGS = ("all", "both", "data+weight", "output+weight", "data", "output")
 _BEGINS, _BEGINS_END, _POWERS = 100, 200, 300
 
@@ -169,6 +173,14 @@ def as_columns(forests: Dict[str, Dict[str, Any]], cases: int) -> Tuple[Dict[str
         for code, column in zip(COLUMNS, tree)
     ]
     return header, columns
+
+
+def to_bytes(header: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
+    """A file of columns, as estimates read it (estimators/workspaces)."""
+    packed = b"".join(little_endian(array(code, numbers)).tobytes() for code, numbers in columns)
+    listed = [[code, len(numbers)] for code, numbers in columns]
+    line = {**header, "columns": listed, "crc32": zlib.crc32(packed)}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n" + packed
 
 
 def main() -> int:

@@ -7,10 +7,9 @@ lab/data/README.md).
 from __future__ import annotations
 
 import random
-import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from lab.command import exit_code
+from lab.command import print_lines
 from lab.ground_truth import GroundTruth, MeasuredRun, context_mib, load_ground_truth, summary_of
 from lab.places import OTHER_ESTIMATORS
 from lab.rows import read_rows
@@ -127,11 +126,5 @@ def _scaled(scores: Sequence[Score]) -> float:
     return factor * sum(one.peak_mib for one in scores) / sum(one.real_mib for one in scores)
 
 
-def main() -> int:
-    """Entry point."""
-    print("\n".join(table(stored_rows(), chosen_jobs())))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    raise SystemExit(print_lines(lambda: table(stored_rows(), chosen_jobs())))

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from lab.command import exit_code
+from lab.command import print_lines
 from lab.ground_truth import MeasuredRun, load_ground_truth
 from lab.rows import read_rows
 from lab.score import figures
@@ -211,12 +211,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("folder", type=Path, metavar="ROWS|DIR")
     parser.add_argument("--traces", type=Path, metavar="CACHE", help="a folder that trace_rows filled")
     options = parser.parse_args(argv)
-
-    def body() -> int:
-        print("\n".join(lines(answers(options.folder, options.traces))))
-        return 0
-
-    return exit_code(body)
+    return print_lines(lambda: lines(answers(options.folder, options.traces)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from lab.command import exit_code
+from lab.command import print_lines
 from lab.places import MODELS, SETS
 from lab.score.sets import JudgedSet, figure_lines
 from lab.shared_speeds import SetJob, load_from
@@ -59,11 +59,5 @@ def lines() -> List[str]:
     return figure_lines(judged(sets, load_frozen()))
 
 
-def main() -> int:
-    """Print them."""
-    print("\n".join(lines()))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(exit_code(main))
+    raise SystemExit(print_lines(lambda: lines()))

@@ -10,11 +10,10 @@ it: "~" marks what steps take without a limit once every algorithm is chosen, or
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from lab.command import exit_code
+from lab.command import print_lines
 from lab.places import DATA
 from lab.rows import Row, read_rows, rows_in
 from slurm_gpumem.estimators.gpus import find_gpu
@@ -119,11 +118,5 @@ def measured() -> List[Row]:
     return list(rows_in(FOLDER, "rows-"))
 
 
-def main() -> int:
-    """Entry point."""
-    print("\n".join(table(scored(measured(), requests()))))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(exit_code(main))
+    raise SystemExit(print_lines(lambda: table(scored(measured(), requests()))))
