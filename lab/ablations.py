@@ -161,7 +161,9 @@ def _script_jobs(lists: Sequence[str], names: Sequence[str]) -> Dict[str, List[J
 
 
 def _judged(row: Dict[str, Any]) -> List[Job]:
-    return [Job(one.need, one.peak, one.request, name=one.name) for one in judge([row], "h200").judged]
+    return [
+        Job(one.real_mib, one.peak_mib, one.request_mib, name=one.name) for one in judge([row], "h200").judged
+    ]
 
 
 def _text_jobs(folders: Sequence[Path], names: Sequence[str]) -> Dict[str, List[Job]]:
