@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import lzma
 import sys
 import time
-import warnings
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
@@ -94,8 +92,6 @@ def name_of(entry: Entry, size: int) -> str:
 
 
 def _into(folder: Path, entry: Entry, size: int) -> Dict[str, Any]:
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     started = time.process_time()
     found = traced(entry, size, PRECISIONS)

@@ -23,6 +23,11 @@ class Answered:
         return (self.peak_mib - self.real_mib) / self.real_mib
 
     @property
+    def below(self) -> bool:
+        """Whether the request is not enough."""
+        return self.request_mib < self.real_mib
+
+    @property
     def over_reservation(self) -> float:
         """(request - real) / real."""
         return (self.request_mib - self.real_mib) / self.real_mib
@@ -73,8 +78,8 @@ def figures(scores: Sequence[Answered], shard_mib: int = 1024) -> Figures:
         median_error=quantile(errors, 0.5),
         p90_error=quantile(errors, 0.9),
         under_peak=share(s.peak_mib < s.real_mib for s in scores),
-        under_request=share(s.request_mib < s.real_mib for s in scores),
-        under_unwarned=share(s.request_mib < s.real_mib and not s.warned for s in scores),
+        under_request=share(s.below for s in scores),
+        under_unwarned=share(s.below and not s.warned for s in scores),
         over_reservation=quantile(sorted(s.over_reservation for s in scores), 0.5),
         capacity=sum(s.request_mib for s in scores) / sum(s.real_mib for s in scores),
         over_half=share(s.request_mib > 1.5 * s.real_mib for s in scores),

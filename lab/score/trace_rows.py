@@ -13,10 +13,8 @@ import argparse
 import gc
 import gzip
 import json
-import logging
 import sys
 import time
-import warnings
 from contextlib import nullcontext
 from functools import partial
 from hashlib import sha1
@@ -121,8 +119,6 @@ def wanted_rows(data: Optional[Path]) -> List[Row]:
 
 
 def _trace_into(path: Path, row: Row) -> Dict[str, Any]:
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     started, cpu = time.monotonic(), time.process_time()
     summary = trace_row(row)

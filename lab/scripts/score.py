@@ -167,7 +167,7 @@ def _line(one: Judged) -> str:
 
 def _sums(judged: Sequence[Judged]) -> str:
     one, (half, most) = figures(judged), _errors(judged)
-    silent = [each.name for each in judged if each.request_mib < each.real_mib and not each.warned]
+    silent = [each.name for each in judged if each.below and not each.warned]
     return (
         f"{one.count} scripts: median {half:.1f} %, P90 {most:.1f} %; "
         f"request below need {round(one.under_request * one.count)} ({100 * one.under_request:.1f} %), "
@@ -212,10 +212,8 @@ def _strata(result: Result) -> List[str]:
     weighed = weights(result.judged, lambda one: of[one.name])
     sizes = [(weight, abs(one.error)) for weight, one in weighed]
     needs = sum(weight * one.real_mib for weight, one in weighed)
-    below = 100 * weighted_share((weight, one.request_mib < one.real_mib) for weight, one in weighed)
-    silent = weighted_share(
-        (weight, one.request_mib < one.real_mib and not one.warned) for weight, one in weighed
-    )
+    below = 100 * weighted_share((weight, one.below) for weight, one in weighed)
+    silent = weighted_share((weight, one.below and not one.warned) for weight, one in weighed)
     wide = weighted_share((weight, one.request_mib > 2 * one.real_mib) for weight, one in weighed)
     traced = weighted_share((w, name not in result.not_traced) for w, name in weights(names, of.__getitem__))
     said = (
