@@ -26,7 +26,6 @@
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpumemnet  train the published estimators of memory on computed labels (half an hour of one core)
-# make gpuutilnet  train the published classifiers on the same jobs, for comparison
 # make chapter6  simulate the published evaluation of policies and estimators, published beside simulated
 # make ablations  what each mechanism of the estimate buys on the blind sets (minutes)
 # make accuracy  score every estimator on the measured training runs in lab/data
@@ -54,7 +53,7 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -245,9 +244,6 @@ chapter6: $(BIN)/gpumem
 # What it has computed stays in build/gpumemnet: a run that was stopped goes on where it was.
 gpumemnet: setup-train
 	@$(BIN)/python -W ignore -m lab.gpumemnet.train $(ARGS)
-
-gpuutilnet: setup-train
-	@$(BIN)/python -m lab.gpuutilnet
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

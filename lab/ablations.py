@@ -14,14 +14,13 @@ import argparse
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 from unittest.mock import patch
 
 from lab.command import exit_code
 from lab.places import BLIND_CHECKS
-from lab.score.accuracy import quantile
 from lab.score.blind import answers
+from lab.score.figures import Answer, figures
 from lab.scripts.lists import LISTS
 from lab.scripts.score import judge, load
 from slurm_gpumem import estimators
@@ -61,13 +60,10 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One job's estimate beside its need, in MiB."""
+class Job(Answer):
+    """One job's estimate beside its need."""
 
-    name: str
-    need: int
-    peak: int
-    request: int
+    name: str = ""
 
 
 MECHANISMS: Dict[str, Mechanism] = {
@@ -165,7 +161,9 @@ def _script_jobs(lists: Sequence[str], names: Sequence[str]) -> Dict[str, List[J
 
 
 def _judged(row: Dict[str, Any]) -> List[Job]:
-    return [Job(one.name, one.need, one.peak, one.request) for one in judge([row], "h200").judged]
+    return [
+        Job(one.real_mib, one.peak_mib, one.request_mib, name=one.name) for one in judge([row], "h200").judged
+    ]
 
 
 def _text_jobs(folders: Sequence[Path], names: Sequence[str]) -> Dict[str, List[Job]]:
@@ -179,7 +177,7 @@ def _text_jobs(folders: Sequence[Path], names: Sequence[str]) -> Dict[str, List[
 
 def _answered(folders: Sequence[Path]) -> List[Job]:
     return [
-        Job(f"{one.run.key}, {one.kind}", one.need_mib, one.made.peak_mib, one.made.request_mib)
+        Job(one.need_mib, one.made.peak_mib, one.made.request_mib, name=f"{one.run.key}, {one.kind}")
         for folder in folders
         for one in answers(folder, None)
         if one.made is not None
@@ -203,17 +201,16 @@ def _table(found: Dict[str, List[Job]], named: bool) -> None:
         for job in changed if named else ():
             was = usual[job.name]
             print(
-                f"    {job.name:<40} need {job.need:>7}  peak {was.peak:>7} -> {job.peak:>7}"
-                f"  request {was.request:>7} -> {job.request:>7}"
+                f"    {job.name:<40} need {job.real_mib:>7}  peak {was.peak_mib:>7} -> {job.peak_mib:>7}"
+                f"  request {was.request_mib:>7} -> {job.request_mib:>7}"
             )
 
 
 def _figures(jobs: Sequence[Job]) -> Tuple[str, str, str, str]:
     """Below need, median and P90 of the peak's error, sum of requests over sum of needs."""
-    errors = sorted(abs(job.peak / job.need - 1) for job in jobs)
-    total = sum(job.request for job in jobs) / sum(job.need for job in jobs)
-    below = sum(job.request < job.need for job in jobs)
-    return str(below), f"{median(errors):.1%}", f"{quantile(errors, 0.9):.1%}", f"{total:.2f}"
+    one = figures(jobs)
+    below = str(round(one.under_request * one.count))
+    return below, f"{one.median_error:.1%}", f"{one.p90_error:.1%}", f"{one.capacity:.2f}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Callable
+from typing import Callable, Iterable
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.terminal.command import run_command
@@ -27,3 +27,13 @@ def exit_code(body: Callable[[], int]) -> int:
             raise UsageError(f"{error.name} is not installed: pip install -e '.[train]'") from error
 
     return run_command(with_libraries)
+
+
+def print_lines(make: Callable[[], Iterable[str]]) -> int:
+    """Print what `make` gives; the exit code of the command."""
+
+    def body() -> int:
+        print("\n".join(make()))
+        return 0
+
+    return exit_code(body)

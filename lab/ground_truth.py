@@ -13,26 +13,27 @@ place of the folder, a file of rows that `lab.scripts.run` wrote for jobs: those
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import lzma
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple
+from typing import Any, Container, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from lab.places import GROUND_TRUTH, shown
+from lab.rows import read_rows, rows_in
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 
 TOOLS = ("torchinfo_full", "torchinfo_deep", "torchsummary", "torchinfo", "print")
 """Who made a summary, the fullest text first (torchinfo alone hides what lies deeper than 3)."""
 # What a job of the estimator can say about itself; a run with any other toggle is not comparable.
-_JOB_TOGGLES = {
+JOB_TOGGLES = {
     "channels_last": "channels_last",
     "checkpointing": "checkpointing",
     "accumulate": "grad_accumulation",
@@ -73,10 +74,7 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
     abouts = {
         about["run"]: about for path in sorted(folder.glob("about*.json")) for about in _read_abouts(path)
     }
-    texts: Dict[str, Dict[str, str]] = {}
-    for line in _lines(folder, "summaries"):
-        made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
-        texts.setdefault(line["summary"], {}).update(made)
+    texts = load_texts([folder])
     runs: List[MeasuredRun] = []
     left_out: Dict[str, int] = {}
     for row in _lines(folder, "rows"):
@@ -96,6 +94,33 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
 def load_ground_truth_rows(folder: Optional[Path] = None) -> List[Dict[str, Any]]:
     """All measured rows as they were written, failed ones too."""
     return list(_lines(GROUND_TRUTH if folder is None else folder, "rows"))
+
+
+def load_texts(folders: Sequence[Path], keys: Optional[Container[str]] = None) -> Dict[str, Dict[str, str]]:
+    """Summary key → tool → text (only of `keys` where given)."""
+    texts: Dict[str, Dict[str, str]] = {}
+    for folder in folders:
+        for line in _lines(folder, "summaries"):
+            if keys is None or line["summary"] in keys:
+                made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
+                texts.setdefault(line["summary"], {}).update(made)
+    return texts
+
+
+@lru_cache(maxsize=256)
+def summary_of(text: str) -> ModelSummary:
+    """A text as the reader takes it."""
+    # A trailing line break marks it as text: a one-line summary is no path.
+    return read_summary(text.rstrip("\n") + "\n")
+
+
+def job_of(row: Mapping[str, Any]) -> TrainingJob:
+    """The training job that a row describes."""
+    said = row.get("toggles", {})
+    toggles = {name: said[toggle] for toggle, name in JOB_TOGGLES.items() if said.get(toggle)}
+    return TrainingJob(
+        batch_size=row["batch"], optimizer=row["optimizer"], precision=row["precision"], **toggles
+    )
 
 
 def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:
@@ -128,21 +153,18 @@ def _reason_against(row: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
         return "disturbed"
     if row.get("optimizer_tensors") == 0 and OPTIMIZER_RULES[row["optimizer"]].states:
         return "optimizer never stepped"  # fp16's scaler skipped every step: the state is missing
-    unknown = [name for name, on in row.get("toggles", {}).items() if on and name not in _JOB_TOGGLES]
+    unknown = [name for name, on in row.get("toggles", {}).items() if on and name not in JOB_TOGGLES]
     if unknown:
         return f"toggle {unknown[0]}"
     return "" if texts.get(row["summary"]) else "no summary text"
 
 
 def _run(row: Mapping[str, Any], about: Mapping[str, Any]) -> MeasuredRun:
-    toggles = {_JOB_TOGGLES[name]: value for name, value in row.get("toggles", {}).items() if value}
     process = row.get("process_bytes")
     return MeasuredRun(
         key=row["key"],
         summary=row["summary"],
-        job=TrainingJob(
-            batch_size=row["batch"], optimizer=row["optimizer"], precision=row["precision"], **toggles
-        ),
+        job=job_of(row),
         gpu=closest_gpu(row.get("gpu") or about.get("gpu"), row.get("gpu_mib") or about.get("gpu_mib")),
         process_mib=round(process / MIB) if process else None,
         reserved_mib=round(row["reserved_bytes"] / MIB),
@@ -152,28 +174,10 @@ def _run(row: Mapping[str, Any], about: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _lines(folder: Path, prefix: str) -> Iterator[Dict[str, Any]]:
-    if folder.is_file():
-        kind = {"rows": "measured", "summaries": "texts"}[prefix]
-        with open_text(folder) as file:
-            yield from (row for row in _parsed(folder, file) if row["kind"] == kind and "key" in row)
-    for path in sorted(folder.glob(f"{prefix}*.jsonl*")):
-        with open_text(path) as file:
-            yield from _parsed(path, file)
-
-
-def open_text(path: Path) -> TextIO:
-    """The file's text, whatever packs it: .gz, .xz or nothing."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt")
-    return lzma.open(path, "rt") if path.suffix == ".xz" else open(path)
-
-
-def _parsed(path: Path, file: Iterable[str]) -> Iterator[Dict[str, Any]]:
-    for number, line in enumerate(file, 1):
-        try:
-            yield json.loads(line)
-        except ValueError:
-            raise UsageError(f"{path}: line {number} is not JSON") from None
+    if not folder.is_file():
+        return rows_in(folder, prefix)
+    kind = {"rows": "measured", "summaries": "texts"}[prefix]
+    return (row for row in read_rows(folder) if row["kind"] == kind and "key" in row)
 
 
 def _read_abouts(path: Path) -> List[Dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
 
 _LAB = Path(__file__).resolve().parent
 _REPOSITORY = _LAB.parent
@@ -40,10 +39,3 @@ INTERFERENCE_FOLDS = DATA / "folds" / "interference.json"
 def shown(path: Path) -> str:
     """A path of the repository as people read it: lab/data/ground-truth."""
     return str(path.relative_to(_REPOSITORY))
-
-
-def under(folder: Optional[Path], path: Path) -> Path:
-    """Where a file of the repository is written: its own place, or the same below `folder`, which is made."""
-    placed = (folder or _REPOSITORY) / path.relative_to(_REPOSITORY)
-    placed.parent.mkdir(parents=True, exist_ok=True)
-    return placed

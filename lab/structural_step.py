@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from typing import List, Set
+from typing import List, Optional, Set
 
-from slurm_gpumem.errors import GpumemError
+from lab.command import exit_code
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.types import Gpu, TrainingJob
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 
 _LINE = "{:>4}  {:<22} {:>14} {:>10} {:>10} {:>12}"
 
 
-def main(argv: List[str]) -> int:
+def main(argv: Optional[List[str]] = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m lab.structural_step", description=__doc__)
     parser.add_argument("summary")
@@ -30,29 +29,14 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--time", action="store_true", help="print only how long reading and estimating take")
-    args = parser.parse_args(argv)
+    return exit_code(lambda: _print(parser.parse_args(argv)))
+
+
+def _print(args: argparse.Namespace) -> int:
     job = TrainingJob(batch_size=args.batch_size, optimizer=args.optimizer, precision=args.precision)
-    if args.time:
-        print(timing(args.summary, job, find_gpu(args.gpu)))
-        return 0
     walk, result = simulate(read_summary(args.summary), job, find_gpu(args.gpu))
     print("\n".join(table(walk, result)))
     return 0
-
-
-def timing(path: str, job: TrainingJob, gpu: Gpu) -> str:
-    """The best of twenty rounds, in CPU time."""
-    reading, estimating = [], []
-    for _ in range(20):
-        start = time.process_time()
-        summary = read_summary(path)
-        middle = time.process_time()
-        simulate(summary, job, gpu)
-        reading.append(middle - start)
-        estimating.append(time.process_time() - middle)
-    rows = len(summary.layers)
-    return f"{rows} rows: read {min(reading) * 1000:.1f} ms, estimated {min(estimating) * 1000:.1f} ms"
 
 
 def table(walk: Walk, result: Replay) -> List[str]:
@@ -86,8 +70,4 @@ def _batch(walk: Walk) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except GpumemError as error:
-        print(f"gpumem: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 from lab.places import TRACE_KERNELS
-from slurm_gpumem.errors import UsageError
+from lab.rows import open_text, read_rows
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import DTYPES, KERNELS, PHASES, Kernel, Trace, TracedJob, evaluate
 from slurm_gpumem.utilization.features import TextQuality
@@ -56,26 +56,15 @@ def kept_lines(path: Path) -> Dict[str, str]:
     """The file's lines by key; none where there is no file."""
     if not path.exists():
         return {}
-    with lzma.open(path, "rt") as file:
+    with open_text(path) as file:
         return {json.loads(line)["key"]: line for line in file}
 
 
 def load_traced(jobs: Sequence[Any], path: Optional[Path] = None) -> Dict[str, TracedWork]:
-    """By key, of those of `jobs` (with `key` and `job`) that were traced; none where the file is not."""
-    path = TRACE_KERNELS if path is None else path
-    if not path.exists():
-        return {}
+    """By key, of those of `jobs` (with `key` and `job`) that were traced."""
     wanted = {one.key: one.job for one in jobs}
-    found: Dict[str, TracedWork] = {}
-    with lzma.open(path, "rt") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-                if row["key"] in wanted:
-                    found[row["key"]] = _traced(row, wanted[row["key"]])
-            except (ValueError, KeyError, IndexError, TypeError) as error:
-                raise UsageError(f"{path}: line {number} is damaged: {error}") from None
-    return found
+    rows = (row for row in read_rows(TRACE_KERNELS if path is None else path) if row["key"] in wanted)
+    return {row["key"]: _traced(row, wanted[row["key"]]) for row in rows}
 
 
 def _traced(row: Dict[str, Any], job: TrainingJob) -> TracedWork:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from lab.ground_truth import TOOLS, open_text
+from lab.ground_truth import JOB_TOGGLES, job_of, load_texts
 from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, SETS, shown
+from lab.rows import rows_in
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
@@ -25,11 +25,6 @@ SOLO_FILES = (
 """Files of measured runs whose rows have a job's utilization alone on the GPU."""
 SOLO_FOLDERS = tuple(dict.fromkeys((GROUND_TRUTH, HANDWRITTEN, SETS, *BLIND_CHECKS)))
 _PERCENT = ("sm_active", "sm_occupancy", "dram_active")
-_TOGGLES = {
-    "channels_last": "channels_last",
-    "checkpointing": "checkpointing",
-    "accumulate": "grad_accumulation",
-}
 
 
 class Solo(NamedTuple):
@@ -83,7 +78,7 @@ def mode_of(one: SharedSet) -> str:
 def load_solo(folders: Sequence[Path] = SOLO_FOLDERS) -> List[Solo]:
     """All jobs that were measured alone; UsageError when there are none."""
     found = [
-        _solo(row) for where in folders for name in SOLO_FILES for row in _lines(where, name) if _usable(row)
+        _solo(row) for where in folders for name in SOLO_FILES for row in rows_in(where, name) if _usable(row)
     ]
     if not found:
         raise UsageError(
@@ -91,6 +86,11 @@ def load_solo(folders: Sequence[Path] = SOLO_FOLDERS) -> List[Solo]:
             f"git checkout {shown(GROUND_TRUTH)}"
         )
     return found
+
+
+def load_solo_texts(runs: Sequence[Solo]) -> Dict[str, Dict[str, str]]:
+    """Summary key → tool → text, of these jobs' models."""
+    return load_texts(SOLO_FOLDERS, {run.summary for run in runs})
 
 
 def load_sets(folder: Optional[Path] = None, prefix: str = "sets") -> List[SharedSet]:
@@ -101,7 +101,7 @@ def load_sets(folder: Optional[Path] = None, prefix: str = "sets") -> List[Share
     where = SETS if folder is None else folder
     alone: Dict[Tuple[str, str], Mapping[str, Any]] = {}
     found: List[SharedSet] = []
-    for row in _lines(where, prefix):
+    for row in rows_in(where, prefix):
         if row.get("kind") == "solo":
             alone[row["pool"], row["job"]] = row
         elif row.get("speed") and not row.get("error"):
@@ -110,27 +110,8 @@ def load_sets(folder: Optional[Path] = None, prefix: str = "sets") -> List[Share
     return found
 
 
-def load_texts(keys: Optional[Mapping[str, Any]] = None) -> Dict[str, Dict[str, str]]:
-    """Summary key → tool → text, of the measured models (only of `keys` where given)."""
-    texts: Dict[str, Dict[str, str]] = {}
-    for folder in SOLO_FOLDERS:
-        for line in _lines(folder, "summaries"):
-            if keys is None or line["summary"] in keys:
-                made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
-                texts.setdefault(line["summary"], {}).update(made)
-    return texts
-
-
-def job_of(row: Mapping[str, Any]) -> TrainingJob:
-    """The training job that a row describes."""
-    toggles = {_TOGGLES[name]: on for name, on in row.get("toggles", {}).items() if on and name in _TOGGLES}
-    return TrainingJob(
-        batch_size=row["batch"], optimizer=row["optimizer"], precision=row["precision"], **toggles
-    )
-
-
 def _usable(row: Mapping[str, Any]) -> bool:
-    known = all(name in _TOGGLES or name == "mps" for name, on in row.get("toggles", {}).items() if on)
+    known = all(name in JOB_TOGGLES or name == "mps" for name, on in row.get("toggles", {}).items() if on)
     taken = row.get("utilization") or {}
     return known and not row.get("error") and not row.get("oom") and bool(taken.get("step_seconds"))
 
@@ -180,13 +161,3 @@ def _deviation(values: List[float]) -> float:
         return 0.0
     mean = sum(values) / len(values)
     return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5)
-
-
-def _lines(folder: Path, prefix: str) -> Iterator[Dict[str, Any]]:
-    for path in sorted(folder.glob(f"{prefix}*.jsonl*")):
-        with open_text(path) as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    raise UsageError(f"{path}: line {number} is not JSON") from None

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Dict, FrozenSet, Iterator, List, Optional, Set
 
 from lab.command import exit_code
-from lab.ground_truth import load_ground_truth
+from lab.ground_truth import load_ground_truth, summary_of
 from lab.places import MODELS
 from slurm_gpumem.errors import GpumemError, UsageError
 from slurm_gpumem.estimators.corrected.custom_forward import FILE, FORMAT, inner_kinds
-from slurm_gpumem.summaries.reader import read_summary
 
 LIBRARIES = ("torchvision", "timm", "transformers")
 _TEXTS = ("torchinfo_full", "torchinfo_deep", "print")
@@ -40,7 +39,7 @@ def from_texts() -> Dict[str, Set[str]]:
         if text is None:
             continue
         try:
-            summary = read_summary(text.rstrip("\n") + "\n")
+            summary = summary_of(text)
         except GpumemError:
             continue  # `gpumem accuracy` counts and names these
         for layer, inside in inner_kinds(summary):

@@ -1,6 +1,6 @@
 """Print chapter 6's tables and figures, published beside simulated: `make chapter6`.
 
-    python -m lab.chapter6.study [--seeds N] [--sweeps] [--replay-60 FILE] [--replay-90 FILE] [--json FILE]
+    python -m lab.chapter6.study [--seeds N] [--replay-60 FILE] [--replay-90 FILE]
 
 The replays are the authors' own scripts, for those who have their repository.
 """
@@ -8,7 +8,6 @@ The replays are the authors' own scripts, for those who have their repository.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -16,10 +15,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from lab.chapter6 import published
 from lab.chapter6.published import Experiment
 from lab.chapter6.replay import read_replay
-from lab.chapter6.sweeps import sweeps
 from lab.command import exit_code
 from lab.places import SIMULATION, shown
-from slurm_gpumem.simulation.compare import Compared, comparison_json, values_of
+from slurm_gpumem.simulation.compare import Compared, values_of
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import Spread, figures, spread
 from slurm_gpumem.simulation.policies import PUBLISHED_TIMING, timing_of
@@ -150,10 +148,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         "--neighbours", type=int, default=NEIGHBOURS,
         help=f"our jobs whose median activity a task of the replays gets ({NEIGHBOURS})",
     )  # fmt: skip
-    parser.add_argument(
-        "--sweeps", action="store_true", help="other bounds, margins, wrong estimates as well"
-    )
-    parser.add_argument("--json", type=Path, help="also write every figure of every seed")
     return exit_code(lambda: _study(parser.parse_args(argv)))
 
 
@@ -168,10 +162,6 @@ def _study(options: Any) -> int:
              ((60, options.replay_60), (90, options.replay_90))]  # fmt: skip
     print(f"{names[0]} and {names[1]} on {published.GPUS}, {options.seeds} variations")
     print("\n".join(report(results)))
-    if options.sweeps:
-        print("\n".join(sweeps(traces, options.seeds)))
-    if options.json:
-        options.json.write_text(json.dumps(comparison_json(list(results.values()))) + "\n")
     return 0
 
 

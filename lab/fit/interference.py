@@ -8,17 +8,15 @@ with a job of that model, to judge it by.
 
 from __future__ import annotations
 
-import argparse
 import json
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 from joblib import Parallel, delayed
 from scipy.optimize import least_squares
 
 from lab.fit.utilization import data_sha256
-from lab.places import INTERFERENCE_FOLDS, MODELS, SETS, shown, under
+from lab.places import INTERFERENCE_FOLDS, MODELS, SETS
 from lab.score.sets import model_of
 from lab.shared_speeds import SetJob, load_from, speeds
 from lab.utilization_runs import SharedSet, load_sets, mode_of
@@ -77,11 +75,12 @@ def _unpacked(values: Array) -> Known:
     }
 
 
-def left_out(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> Dict[str, Known]:
-    """By model: a fit without any set in which it takes part."""
+def without_each(sets: Sequence[SharedSet]) -> Dict[str, List[float]]:
+    """By model: the coefficients of a fit without any set in which it takes part, in the order of NAMES."""
     models = sorted({model_of(job) for one in sets for job in one.jobs})
     others = ([one for one in sets if model not in map(model_of, one.jobs)] for model in models)
-    return dict(zip(models, Parallel(n_jobs=-1)(delayed(fit_mode)(some, start) for some in others)))
+    fitted = Parallel(n_jobs=-1)(delayed(fit_mode)(some) for some in others)
+    return {model: [float(f"{known[name]:.4g}") for name in NAMES] for model, known in zip(models, fitted)}
 
 
 def fit_turns(sets: Sequence[SharedSet], modes: Mapping[str, Mapping[str, float]]) -> Turns:
@@ -132,45 +131,28 @@ def fit_all(sets: Sequence[SharedSet]) -> Dict[str, Any]:
     return modes
 
 
-def _without_each(sets: Sequence[SharedSet]) -> Dict[str, List[float]]:
-    """By model: the coefficients of the fit without it, in the order of NAMES."""
-    return {model: [float(f"{known[name]:.4g}") for name in NAMES] for model, known in left_out(sets).items()}
-
-
-def main(argv: Optional[List[str]] = None) -> int:
-    """Fit, write, and print how good it is on models that were left out."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder of measured sets ({shown(SETS)})")
-    parser.add_argument("--out", type=Path, help="write below this folder instead of the repository")
-    parser.add_argument("--turns", action="store_true", help="fit only how servers of users take turns")
-    args = parser.parse_args(argv)
-    folder = args.data or SETS
-    path = under(args.out, MODELS / FILE)
-    sets = load_sets(folder)
-    card = {
-        "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
-        "data_sha256": data_sha256([folder], ("sets",)),
-        "command": "python -m lab.fit.interference",
-    }
-    if args.turns:
-        before = json.loads(path.read_text())
-        modes, card = before["modes"], before["card"]
-    else:
-        modes = fit_all(sets)
+def main() -> int:
+    """Fit all, then without each model in turn; write both."""
+    path = MODELS / FILE
+    sets = load_sets()
+    modes = fit_all(sets)
     several = sum(one.mode == PER_USER and len(set(one.users)) > 1 for one in sets)
     turns = fit_turns(sets, {mode: part["coefficients"] for mode, part in modes.items()})
     content = {
         "format": FORMAT,
         "modes": modes,
         "turns": turns._asdict(),
-        "priority": json.loads((MODELS / FILE).read_text())["priority"],  # lab.fit.priority follows
-        "card": {**card, "turns": f"{several} sets of several users"},
+        "priority": json.loads(path.read_text())["priority"],  # lab.fit.priority follows
+        "card": {
+            "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
+            "data_sha256": data_sha256([SETS], ("sets",)),
+            "command": "python -m lab.fit.interference",
+            "turns": f"{several} sets of several users",
+        },
     }
     path.write_text(json.dumps(content, separators=(",", ":")) + "\n")
-    if args.turns:
-        return 0
-    left_out = {mode: _without_each([one for one in sets if mode_of(one) == mode]) for mode in MODES}
-    under(args.out, INTERFERENCE_FOLDS).write_text(json.dumps(left_out, separators=(",", ":")) + "\n")
+    left_out = {mode: without_each([one for one in sets if mode_of(one) == mode]) for mode in MODES}
+    INTERFERENCE_FOLDS.write_text(json.dumps(left_out, separators=(",", ":")) + "\n")
     return 0
 
 

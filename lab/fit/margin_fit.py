@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from lab.score.accuracy import quantile
+from lab.score.figures import quantile, share
 from slurm_gpumem.estimators.coverage import LEVELS, between
 from slurm_gpumem.estimators.margin import FORMAT, TRACE, GroupMargin
 
@@ -109,9 +109,3 @@ def request(one: Need, margin: GroupMargin, coverage: Optional[float] = None) ->
     """What is asked for, the job's own context included."""
     unit = margin.unit_mib(one.peak, one.batch, one.spread)
     return one.peak + between(margin.steps, coverage or margin.coverage) * unit + one.moved
-
-
-def share(flags: Iterable[bool]) -> float:
-    """How many of them are true, as a part of all."""
-    values = list(flags)
-    return sum(values) / len(values)

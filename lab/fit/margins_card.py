@@ -6,8 +6,8 @@ from itertools import permutations
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from lab.fit import folds
-from lab.fit.margin_fit import COVERAGE, Need, fit_group, request, share
-from lab.score.accuracy import quantile
+from lab.fit.margin_fit import COVERAGE, Need, fit_group, request
+from lab.score.figures import quantile, share
 from slurm_gpumem.estimators import margin
 from slurm_gpumem.estimators.coverage import EXPLAINED, between
 from slurm_gpumem.estimators.margin import GroupMargin

@@ -6,14 +6,14 @@ models/interference.json. Prints, for each way, how far predicted slowdowns are 
 
 from __future__ import annotations
 
-import argparse
 import json
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
-from lab.places import MODELS, SETS, under
+from lab.places import MODELS, SETS
+from lab.rows import read_rows
 from lab.shared_speeds import load_from, usual_load
 from lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import budget
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 def measured(path: Path, known: Mapping[str, float]) -> List[Measured]:
     """The sets of a file."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = list(read_rows(path))
     active = {row["kind"]: row["sm"] for row in rows if row["part"] == "activity"}
     sets = []
     for row in rows:
@@ -82,11 +82,8 @@ def scale_points(
     return [(slowdown, round(best(slowdown), 4)) for slowdown in SLOWDOWNS]
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main() -> int:
     """Fit, write, and print how good it is."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, help="write below this folder instead of the repository")
-    args = parser.parse_args(argv)
     content: Dict[str, Any] = json.loads((MODELS / FILE).read_text())
     known = content["modes"][SIDE]["coefficients"]
     sets = measured(ROWS, known)
@@ -98,7 +95,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     part = {"eased": eased, "raised": raised, "scale": scale}
     card = content.pop("card")
     content.update(priority=part, card=card)
-    under(args.out, MODELS / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    (MODELS / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
     print(f"eased {eased:g}, raised {raised:g}")
     for way in (*PLAIN, *LOW):
         chosen = [one for one in sets if one.way == way]

@@ -6,12 +6,11 @@ import gzip
 import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from lab.fit.folds import group_of
-from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib
+from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib, summary_of
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.corrected.anchors import anchors
 from slurm_gpumem.estimators.corrected.estimator import (
@@ -23,7 +22,6 @@ from slurm_gpumem.estimators.corrected.estimator import (
 from slurm_gpumem.estimators.corrected.similar import Conditions, classes_of
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB
 from slurm_gpumem.estimators.structural.estimator import simulate
-from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
 
@@ -99,15 +97,10 @@ def _rows_of(run: MeasuredRun, texts: Mapping[str, str]) -> List[Row]:
     found: List[Row] = []
     for tool in (tool for tool in TOOLS if tool in texts):
         try:
-            found.append(_row(run, tool, _parsed(texts[tool])))
+            found.append(_row(run, tool, summary_of(texts[tool])))
         except GpumemError:
             continue  # `gpumem accuracy` counts and names these
     return found
-
-
-@lru_cache(maxsize=16)
-def _parsed(text: str) -> ModelSummary:
-    return read_summary(text.rstrip("\n") + "\n")
 
 
 def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:

@@ -7,7 +7,6 @@ the card models/utilization.md.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 from collections import Counter
@@ -22,11 +21,12 @@ from sklearn.linear_model import Ridge
 
 from lab.fit.folds import ALL_FOLDS, COLLECTIONS, collection_of, is_hand_written
 from lab.fit.roofline import Fitted, fit_coefficients, session_of
+from lab.fit.utilization_card import card_lines
 from lab.fit.utilization_rows import UtilizationRow, rows_of, rows_of_traces
-from lab.places import MODELS, UTILIZATION_FOLDS, shown, under
+from lab.places import MODELS, UTILIZATION_FOLDS
 from lab.score.gpuutilnet_table import BUSY, class_of, dataset_of
 from lab.traced_work import load_traced
-from lab.utilization_runs import SOLO_FILES, SOLO_FOLDERS, load_solo, load_texts
+from lab.utilization_runs import SOLO_FILES, SOLO_FOLDERS, load_solo, load_solo_texts
 from slurm_gpumem.utilization.features import NAMES, features, logit
 from slurm_gpumem.utilization.model import FILE, FORMAT, LEVELS, STEEPEST, TARGETS, from_json
 from slurm_gpumem.utilization.predict import SUMMARY, TRACE, centers, level_of, plain_answers
@@ -277,27 +277,14 @@ def data_sha256(folders: Sequence[Path], prefixes: Tuple[str, ...] = SOLO_FILES)
     return total.hexdigest()
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main() -> int:
     """Fit, write, and say how good it is on models that were held out."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    said = ", ".join(map(shown, SOLO_FOLDERS))
-    parser.add_argument("--data", type=Path, nargs="+", help=f"folders of measured jobs ({said})")
-    parser.add_argument("--out", type=Path, help="write below this folder instead of the repository")
-    parser.add_argument("--card", action="store_true", help="fit nothing; write the fitted files' card again")
-    args = parser.parse_args(argv)
-    folders = args.data or SOLO_FOLDERS
-    path = under(args.out, MODELS / FILE)
-    runs = load_solo(folders)
-    rows = rows_of(runs, load_texts({run.summary: None for run in runs}))
-    traced = rows_of_traces(runs, load_traced(runs))
-    if args.card:
-        text = path.read_text()
-        files = json.loads(gzip.decompress(under(args.out, UTILIZATION_FOLDS).read_bytes()))
-        _write_card(path, [*rows, *traced], files, json.loads(text)["card"], text)
-        return 0
-    by_source = {SUMMARY: rows}
-    if traced:
-        by_source[TRACE] = traced
+    path = MODELS / FILE
+    runs = load_solo()
+    by_source = {
+        SUMMARY: rows_of(runs, load_solo_texts(runs)),
+        TRACE: rows_of_traces(runs, load_traced(runs)),
+    }
     whole: Dict[str, Any] = {}
     parts: List[Dict[str, Any]] = [{} for _ in range(ALL_FOLDS)]
     for source, members in by_source.items():
@@ -306,28 +293,21 @@ def main(argv: Optional[List[str]] = None) -> int:
             part[source] = fitted
     card = {
         "data": f"{len(runs)} jobs of {len({run.model for run in runs})} models, each alone on an H200",
-        "data_sha256": data_sha256(folders),
+        "data_sha256": data_sha256(SOLO_FOLDERS),
         "command": "python -m lab.fit.utilization",
         "folds": ALL_FOLDS,
-        "sessions": whole[TRACE if TRACE in whole else SUMMARY]["sessions"],
+        "sessions": whole[TRACE]["sessions"],
     }
     text = json.dumps(as_file(whole, card), separators=(",", ":")) + "\n"
     path.write_text(text)
     files = [as_file(part) for part in parts]
     packed = json.dumps(files, separators=(",", ":")).encode()
-    under(args.out, UTILIZATION_FOLDS).write_bytes(gzip.compress(packed, mtime=0))
-    _write_card(path, [*rows, *traced], files, card, text)
-    return 0
-
-
-def _write_card(
-    path: Path, rows: Sequence[UtilizationRow], files: List[Any], card: Dict[str, Any], text: str
-) -> None:
-    from lab.fit.utilization_card import card_lines
-
+    UTILIZATION_FOLDS.write_bytes(gzip.compress(packed, mtime=0))
+    rows = [row for members in by_source.values() for row in members]
     lines = card_lines(rows, files, card, sha256(text.encode()).hexdigest())
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
+    return 0
 
 
 if __name__ == "__main__":

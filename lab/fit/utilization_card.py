@@ -14,11 +14,11 @@ from lab.score.utilization import (
     collection_lines,
     fullest,
     is_library,
-    judged,
+    judge,
     table_lines,
 )
-from slurm_gpumem.utilization.model import UtilizationModel, from_json
-from slurm_gpumem.utilization.predict import SUMMARY, TRACE, predict_targets
+from slurm_gpumem.utilization.model import from_json
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE
 
 
 def card_lines(
@@ -26,7 +26,7 @@ def card_lines(
 ) -> List[str]:
     """The card as Markdown."""
     folds = [from_json(part, "the fold just fitted") for part in parts]
-    everything = [_judged(row, folds[row.fold]) for row in rows]
+    everything = judge(rows, folds)
     traced = [item for item in everything if item.source == TRACE]
     items = [item for item in fullest([i for i in everything if i.source == SUMMARY]) if not item.unknown]
     real = [item for item in items if is_library(item.run)]
@@ -72,7 +72,7 @@ def card_lines(
         "```",
         *class_lines(real),
         "```",
-        *(_from_traces(traced) if traced else []),
+        *_from_traces(traced),
     ]
 
 
@@ -82,10 +82,3 @@ def _from_traces(items: Sequence[Judged]) -> List[str]:
     real = [item for item in items if is_library(item.run)]
     groups = {"library models": real, "hand-written": [i for i in items if is_hand_written(i.run.row)]}
     return ["", head, "", "```", *table_lines(items, groups), "", *class_lines(real), "```"]
-
-
-def _judged(row: UtilizationRow, model: UtilizationModel) -> Judged:
-    source = TRACE if row.tool == TRACE else SUMMARY
-    got = predict_targets(row.work, row.seen, row.run.gpu, model.sources[source], model.outside)
-    made = judged(row.run, row.tool, source, got)
-    return made._replace(unknown=made.unknown or row.unknown)

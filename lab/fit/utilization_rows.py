@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Sequence
 
 from lab.fit.folds import fold_of_job
-from lab.ground_truth import TOOLS
+from lab.ground_truth import TOOLS, summary_of
 from lab.traced_work import TracedWork
 from lab.utilization_runs import Solo
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.predict import TRACE, why_unknown
 from slurm_gpumem.utilization.work import StepWork, step_work
@@ -35,19 +33,18 @@ POORER = ("torchsummary", "torchinfo", "print")
 """Texts that a job is fitted on besides its fullest."""
 
 
-def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> List[UtilizationRow]:
+def rows_of(
+    runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]], poorer: Sequence[str] = POORER
+) -> List[UtilizationRow]:
     """All rows; a text that cannot be read gives none."""
-    parsed: Dict[Tuple[str, str], ModelSummary] = {}
     found: List[UtilizationRow] = []
     for run in runs:
         fullest = True
         for tool in (tool for tool in TOOLS if tool in texts.get(run.summary, {})):
-            if not fullest and tool not in POORER:
+            if not fullest and tool not in poorer:
                 continue
             try:
-                if (run.summary, tool) not in parsed:
-                    parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
-                summary = parsed[run.summary, tool]
+                summary = summary_of(texts[run.summary][tool])
                 walk = rebuild(summary, run.job)
             except GpumemError:
                 continue  # the same texts are counted and named by `gpumem accuracy`

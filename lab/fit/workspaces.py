@@ -1,9 +1,6 @@
-"""Fit which workspace cuDNN takes for a convolution, on the single operators that `probe` measured.
+"""Fit which workspace cuDNN takes for a convolution: `python -m lab.fit.workspaces`.
 
-    python -m lab.fit.workspaces [--check]
-
-Reads lab/data/ground-truth/operators.jsonl.xz and writes models/cudnn-workspaces.bin. With --check it prints
-how well trees do on convolutions that they have not seen at any batch size, and writes nothing.
+Reads the single operators of lab/data/ground-truth/operators.jsonl.xz and writes models/cudnn-workspaces.bin.
 A tree's splits come from which sum (BASES) the workspace is or begins with; each leaf then
 takes the sum, the factor and the bytes beyond that are right for most of its cases. How much is taken beyond
 a sum for parts of sums over the batch, one more tree for each kind of call tells.
@@ -11,41 +8,38 @@ a sum for parts of sums over the batch, one more tree for each kind of call tell
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
+import zlib
 from array import array
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
-from zlib import crc32
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from lab.command import exit_code, require
-from lab.fit.workspace_files import Column, to_bytes
 from lab.places import MODELS, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
+from slurm_gpumem.estimators.workspaces.columns import little_endian
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
     FEATURES,
     FILE,
     FORMAT,
-    Forest,
     base_bytes,
     features,
-    from_columns,
 )
 from slurm_gpumem.estimators.workspaces.tree import BEYOND, COLUMNS
 from slurm_gpumem.summaries.trace_types import CALLS
 
 TREES, LEAF, DEPTH, SHARE = 5, 3, 16, 0.5
 """Of a forest; fewest cases of a leaf; deepest; features that a split looks at."""
-FOLDS = 3
 NOTHING = 64 << 10
 """Bytes below which a workspace does not matter."""
 SCRAP = 2048
 """Bytes beyond a sum that are only its alignment."""
 REST = 0.35
 """Share of a workspace that may lie beyond a sum which it begins with: parts of sums over the batch."""
-PLENTY = 50_000_000
-"""Bytes of input and output from which a convolution counts as large in the check."""
 Columns = List[List[float]]
+Column = Tuple[str, Sequence[float]]
+"""Array's code, and the numbers."""
 _BEGINNINGS = ("all", "both", "data+weight", "output+weight", "data", "output")
 _BEGINS, _BEGINS_END, _POWERS = 100, 200, 300
 
@@ -181,52 +175,18 @@ def as_columns(forests: Dict[str, Dict[str, Any]], cases: int) -> Tuple[Dict[str
     return header, columns
 
 
-def as_read(forests: Dict[str, Dict[str, Any]]) -> Dict[str, Forest]:
-    """The forests as they are read from a file."""
-    header, columns = as_columns(forests, 0)
-    return from_columns(header, [column for _, column in columns])
+def to_bytes(header: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
+    """A file of columns, as estimates read it (estimators/workspaces)."""
+    packed = b"".join(little_endian(array(code, numbers)).tobytes() for code, numbers in columns)
+    listed = [[code, len(numbers)] for code, numbers in columns]
+    line = {**header, "columns": listed, "crc32": zlib.crc32(packed)}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n" + packed
 
 
-def check(cases: Sequence[MeasuredCall]) -> List[str]:
-    """Errors on shapes left out of the fit, as shares of the bytes of input and output."""
-    errors: Dict[Tuple[str, bool], List[float]] = {}
-    for fold in range(FOLDS):
-        seen = [case for case in cases if _fold(case) != fold]
-        forests = as_read(grow(seen))
-        for case in cases:
-            if _fold(case) == fold:
-                forest = forests[case.call.convolution.call]
-                found = forest.answer(features(case.call), base_bytes(case.call))
-                off = abs(found - case.bytes)
-                whole = case.call.data + case.call.output
-                key = (case.call.convolution.call, whole >= PLENTY)
-                errors.setdefault(key, []).append(off / (whole + NOTHING))
-    lines = ["call     convolutions       n   right within 10 %   mean error, of input and output"]
-    for (name, large), values in sorted(errors.items()):
-        right = sum(value <= 0.1 for value in values) / len(values)
-        kind = "from 50 MB" if large else "smaller"
-        lines.append(f"{name:8} {kind:12} {len(values):7,}   {right:17.1%}   {sum(values) / len(values):.3f}")
-    return lines
-
-
-def _fold(case: MeasuredCall) -> int:
-    return crc32(case.shape.encode()) % FOLDS
-
-
-def main(argv: Optional[List[str]] = None) -> int:
-    """Fit, or check."""
-    parser = argparse.ArgumentParser(prog="python -m lab.fit.workspaces", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="print errors on shapes left out; write nothing")
-    options = parser.parse_args(argv)
-    return exit_code(lambda: _run(options.check))
-
-
-def _run(only_check: bool) -> int:
+def main() -> int:
+    """Fit and write."""
     require("numpy", "sklearn")
     cases = load_calls(OPERATORS)
-    if only_check:
-        print("\n".join(check(cases)))
-        return 0
     forests = grow(cases)
     path = MODELS / FILE
     path.write_bytes(to_bytes(*as_columns(forests, len(cases))))
@@ -238,4 +198,4 @@ def _run(only_check: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -1,6 +1,6 @@
 """Trace the catalogue's library models, where timm, torchvision and transformers are installed.
 
-    python -m lab.known.collect --out DIR [--jobs 16] [--total-seconds 230] [--sizes N]
+    python -m lab.known.collect --out DIR [--jobs 16] [--sizes N]
 
 One file a model and size: print(model), the tree of its modules with their parameters, its layers as they are
 called, and its traced steps in each precision. `python -m lab.known.pack` makes
@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import lzma
 import sys
 import time
-import warnings
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
 
-from lab.children import Children
+from lab.children import run_each
 from lab.command import exit_code
 from lab.known import BATCH
 from lab.networks.build import build_model, import_sources
@@ -93,8 +92,6 @@ def name_of(entry: Entry, size: int) -> str:
 
 
 def _into(folder: Path, entry: Entry, size: int) -> Dict[str, Any]:
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     started = time.process_time()
     found = traced(entry, size, PRECISIONS)
@@ -104,9 +101,9 @@ def _into(folder: Path, entry: Entry, size: int) -> Dict[str, Any]:
     return {"cpu": round(time.process_time() - started, 1), "errors": found["errors"]}
 
 
-def tasks(sizes: int, names: Optional[List[str]]) -> List[Tuple[Entry, int]]:
+def tasks(sizes: int) -> List[Tuple[Entry, int]]:
     """Every model at its usual size first, then at others."""
-    entries = [entry for entry in load_catalogue(names) if entry.source in LIBRARIES]
+    entries = [entry for entry in load_catalogue() if entry.source in LIBRARIES]
     entries = [entry for entry in entries if entry.task != "detect"]
     return [(e, e.sizes[at]) for at in range(sizes) for e in entries if at < len(e.sizes)]
 
@@ -117,38 +114,20 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--sizes", type=int, default=1, help="sizes of each model (1)")
-    parser.add_argument("--total-seconds", type=float, default=1e9, help="start none after this time")
-    parser.add_argument("--skip", type=Path, metavar="LIST", help="names of files that exist elsewhere")
-    parser.add_argument("--catalogue", nargs="*", metavar="NAME", help="files of the catalogue (all)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="models whose id has this text")
     return exit_code(lambda: _run(parser.parse_args(argv)))
 
 
 def _run(options: argparse.Namespace) -> int:
-    started = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
-    done: Set[str] = {path.name for path in options.out.glob("*.json.xz")}
-    if options.skip:
-        done |= set(options.skip.read_text().split())
-    queue = [one for one in tasks(options.sizes, options.catalogue) if name_of(*one) not in done]
-    queue = [one for one in queue if options.only in one[0].id]
-    print(f"{len(queue)} to trace; {import_sources([entry for entry, _ in queue])}", flush=True)
-    children, made = Children(), 0
-    while queue or len(children):
-        if time.monotonic() - started > options.total_seconds:
-            queue.clear()
-        while queue and len(children) < options.jobs:
-            entry, size = queue.pop(0)
-            children.start(
-                f"{entry.id}@{size}",
-                lambda entry=entry, size=size: _into(options.out, entry, size),  # type: ignore[misc]
-                LIMIT_SECONDS,
-            )
-        for ended in children.wait(1):
-            made += ended.answer is not None
-            said = json.dumps(ended.answer) if ended.answer else f"FAILED {ended.error[-200:]}"
-            print(f"{ended.tag}: {said}", flush=True)
-    print(f"{made} traced in {time.monotonic() - started:.0f} s")
+    missing = [one for one in tasks(options.sizes) if not (options.out / name_of(*one)).exists()]
+    print(f"{len(missing)} to trace; {import_sources([entry for entry, _ in missing])}", flush=True)
+    works = [(f"{entry.id}@{size}", partial(_into, options.out, entry, size)) for entry, size in missing]
+    made = 0
+    for ended in run_each(works, options.jobs, LIMIT_SECONDS):
+        made += ended.answer is not None
+        said = json.dumps(ended.answer) if ended.answer else f"FAILED {ended.error[-200:]}"
+        print(f"{ended.tag}: {said}", flush=True)
+    print(f"{made} traced")
     return 0
 
 

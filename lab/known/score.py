@@ -1,6 +1,4 @@
-"""How texts of known models are answered: measured runs against the stored traces.
-
-    python -m lab.known.score [--match TEXT] [--every N] [--worst N]
+"""How texts of known models are answered, measured runs against stored traces: `python -m lab.known.score`.
 
 For each kind of text: how many texts of library models were recognized, the peak's error, requests below the
 need, and the sum of all requests over the sum of all needs. "by another name" counts texts that were
@@ -9,49 +7,44 @@ recognized as another model, which is right for those that print the same.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from typing import Dict, List, NamedTuple, Optional
+from dataclasses import dataclass
+from typing import Dict, List
 
 from lab.command import exit_code
 from lab.ground_truth import TOOLS, load_ground_truth, real_mib
+from lab.score.figures import Answer, figures
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.known.recognize import recognized
 from slurm_gpumem.summaries.reader import read_summary
 
 
-class Scored(NamedTuple):
+@dataclass(frozen=True)
+class Scored(Answer):
     """One run, by one text."""
 
-    key: str
-    known: str
+    key: str = ""
+    known: str = ""
     """The model that it was recognized as; "" where it was not."""
-    need: int
-    peak: int
-    request: int
-
-    @property
-    def error(self) -> float:
-        return abs(self.peak / self.need - 1)
 
 
-def scored(match: str, every: int = 1) -> Dict[str, List[Scored]]:
+def scored() -> Dict[str, List[Scored]]:
     """Runs of library models by kind of text."""
     truth = load_ground_truth()
     found: Dict[str, List[Scored]] = {tool: [] for tool in TOOLS}
-    for run in truth.runs[::every]:
-        if run.row["source"] in ("own", "repository") or match not in run.key:
+    for run in truth.runs:
+        if run.row["source"] in ("own", "repository"):
             continue
         for tool, text in truth.texts[run.summary].items():
             summary = read_summary(text)
             known = recognized(summary)
             if known is None:
-                found[tool].append(Scored(run.key, "", 1, 1, 1))
+                found[tool].append(Scored(1, 1, 1))
                 continue
             answer = registry.run("auto", summary, run.job, run.gpu)
             name = known.name if answer.estimator == registry.TRACE else ""
-            row = Scored(run.key, name, real_mib(run, summary), answer.peak_mib, answer.request_mib)
-            found[tool].append(row)
+            need = real_mib(run, summary)
+            found[tool].append(Scored(need, answer.peak_mib, answer.request_mib, key=run.key, known=name))
     return found
 
 
@@ -61,33 +54,20 @@ def line(tool: str, rows: List[Scored]) -> str:
     wrong = [row for row in hits if row.key.split("@")[0].replace("/", " ", 1) != row.known]
     if not hits:
         return f"{tool:15} {len(rows):5} runs, none recognized"
-    errors = sorted(row.error for row in hits)
-    below = sum(row.request < row.need for row in hits) / len(hits)
-    total = sum(row.request for row in hits) / sum(row.need for row in hits)
+    one = figures(hits)
     return (
         f"{tool:15} {len(rows):5} runs {len(hits):5} recognized {len(wrong):4} by another name"
-        f"  median {errors[len(hits) // 2]:6.1%}  P90 {errors[len(hits) * 9 // 10]:6.1%}"
-        f"  below need {below:5.1%}  requests/needs {total:.2f}"
+        f"  median {one.median_error:6.1%}  P90 {one.p90_error:6.1%}"
+        f"  below need {one.under_request:5.1%}  requests/needs {one.capacity:.2f}"
     )
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="python -m lab.known.score", description=__doc__)
-    parser.add_argument("--match", default="", metavar="TEXT", help="only runs whose key has this text")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth run")
-    parser.add_argument("--worst", type=int, default=0, metavar="N", help="list the worst of each kind")
-    return exit_code(lambda: _run(parser.parse_args(argv)))
-
-
-def _run(options: argparse.Namespace) -> int:
-    for tool, rows in scored(options.match, options.every).items():
+    for tool, rows in scored().items():
         print(line(tool, rows), flush=True)
-        hits = [row for row in rows if row.known]
-        for row in sorted(hits, key=lambda row: -row.error)[: options.worst]:
-            print(f"    {row.key}: need {row.need}, peak {row.peak}, request {row.request} ({row.known})")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

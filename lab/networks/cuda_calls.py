@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import types
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from contextlib import ExitStack, contextmanager
+from typing import Any, Callable, Dict, Iterator, Tuple
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -25,24 +26,19 @@ class CudaHere(TorchFunctionMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = torch.device(device)
-        self.seen = False
-        """Whether anything was moved to a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
-            self.seen = True
             return args[0].to(self._device)
         if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
             return args[0].device == self._device
         if "device" in kwargs and _is_cuda(kwargs["device"]):
             kwargs = {**kwargs, "device": self._device}
-            self.seen = True
         if func is torch.Tensor.to and any(_is_cuda(arg) for arg in args[1:]):
             args = (args[0], *(self._device if _is_cuda(arg) else arg for arg in args[1:]))
-            self.seen = True
         return func(*args, **kwargs)
 
 
@@ -54,20 +50,14 @@ def _is_cuda(device: Any) -> bool:
 
 
 @contextmanager
-def cuda_is_here(device: str) -> Iterator[CudaHere]:
+def cuda_is_here(device: str) -> Iterator[None]:
     """Inside, the user's code may use "cuda" as on a node with one GPU."""
-    mode = CudaHere(device)
-    saved: List[Tuple[Any, str, Any]] = []
-    for owner, name, value in _replacements():
-        if hasattr(owner, name):
-            saved.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, value)
-    try:
-        with mode:
-            yield mode
-    finally:
-        for owner, name, value in reversed(saved):
-            setattr(owner, name, value)
+    with ExitStack() as stack:
+        for owner, name, value in _replacements():
+            if hasattr(owner, name):
+                stack.enter_context(mock.patch.object(owner, name, value))
+        stack.enter_context(CudaHere(device))
+        yield
 
 
 def _replacements() -> Iterator[Tuple[Any, str, Any]]:
@@ -96,11 +86,8 @@ def _replacements() -> Iterator[Tuple[Any, str, Any]]:
     }  # fmt: skip
     for name, answer in answers.items():
         yield torch.cuda, name, _answering(answer)
-    yield torch.cuda, "Stream", _Nothing
-    yield torch.cuda, "Event", _Nothing
-    yield torch.cuda, "stream", _Nothing
-    yield torch.cuda, "device", _Nothing
-    yield torch.cuda, "current_stream", _answering(_Nothing())
+    for name in ("Stream", "Event", "stream", "device", "current_stream"):
+        yield torch.cuda, name, mock.MagicMock()  # present, but without effect
     yield torch, "set_default_device", _default_device(torch.set_default_device)
 
 
@@ -124,21 +111,3 @@ def _default_device(real: Callable[[Any], None]) -> Callable[[Any], None]:
             real(device)
 
     return set_default_device
-
-
-class _Nothing:
-    """A stream, an event, a device context: present, but without effect."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Nothing:
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _answering(None)

@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
-from lab.children import Children
+from lab.children import run_each
 from lab.command import exit_code, require
 from lab.ground_truth import TOOLS as TEXTS
 from lab.ground_truth import MeasuredRun
@@ -128,11 +128,8 @@ def _cpu_seconds() -> float:
 
 
 def _answer(work: Callable[[], Row]) -> Row:
-    children = Children()
-    children.start("", work, 10 * LIMIT_SECONDS)
-    while True:
-        for ended in children.wait(1):
-            return ended.answer if ended.answer is not None else {"error": ended.error[-200:]}
+    (ended,) = run_each([("", work)], 1, 10 * LIMIT_SECONDS)
+    return ended.answer if ended.answer is not None else {"error": ended.error[-200:]}
 
 
 def read_rows(path: Path) -> List[Row]:

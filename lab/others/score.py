@@ -1,25 +1,21 @@
-"""The table of estimators over the same measured jobs, from the rows that `lab.others.run` wrote.
+"""Estimators of other people beside ours on the same measured jobs: `python -m lab.others.score`.
 
-python -m lab.others.score [rows.jsonl ...] [--worst N]
+The rows are what each of them said of a job on a CPU, and its seconds, by `lab.others.run`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Sequence
 
-from lab.command import exit_code
-from lab.ground_truth import GroundTruth, context_mib, open_text
+from lab.command import print_lines
+from lab.ground_truth import GroundTruth, context_mib, summary_of
 from lab.others.jobs import chosen_jobs
-from lab.places import OTHER_ESTIMATORS, shown
-from lab.score.accuracy import Score, figures, held_out_fits, quantile, score, worst
+from lab.places import OTHER_ESTIMATORS
+from lab.rows import read_rows
+from lab.score.accuracy import Score, held_out_fits, score
+from lab.score.figures import figures, quantile
 from lab.score.trace_figures import Traced
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.registry import TRACE
-from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 
 TEXTS = ("corrected", "structural")
@@ -40,16 +36,9 @@ HEAD = (
 Row = Mapping[str, Any]
 
 
-def read_rows(paths: Sequence[Path]) -> List[Row]:
-    """The rows of these files."""
-    found: List[Row] = []
-    for path in paths:
-        try:
-            with open_text(path) as file:
-                found += [json.loads(line) for line in file]
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read: {error}") from None
-    return [row for row in found if "key" in row]
+def stored_rows() -> List[Row]:
+    """What each estimator said of each job."""
+    return [row for row in read_rows(OTHER_ESTIMATORS) if "key" in row]
 
 
 def scores_of(rows: Sequence[Row], truth: GroundTruth) -> Dict[str, List[Score]]:
@@ -65,7 +54,7 @@ def scores_of(rows: Sequence[Row], truth: GroundTruth) -> Dict[str, List[Score]]
 
 
 def _context(one: Score, truth: GroundTruth) -> int:
-    return context_mib(one.run, read_summary(truth.texts[one.run.summary][one.format].rstrip("\n") + "\n"))
+    return context_mib(one.run, summary_of(truth.texts[one.run.summary][one.format]))
 
 
 def _scored(row: Row, one: Score, context: int) -> Score:
@@ -108,34 +97,5 @@ def _scaled(scores: Sequence[Score]) -> float:
     return factor * sum(one.peak_mib for one in scores) / sum(one.real_mib for one in scores)
 
 
-def _details(rows: Sequence[Row], found: Mapping[str, Sequence[Score]], count: int) -> List[str]:
-    lines = []
-    for name, scores in found.items():
-        for one in worst(scores, count):
-            lines.append(f"{name}: {one.run.key}: {one.peak_mib} for {one.real_mib} MiB ({one.error:+.1%})")
-    return lines + [f"{row['tool']}: {row['key']}: {row['error']}" for row in rows if "error" in row]
-
-
-def main(argv: Optional[List[str]] = None) -> int:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m lab.others.score", description=__doc__)
-    parser.add_argument(
-        "rows", nargs="*", type=Path, default=[OTHER_ESTIMATORS], help=f"default: {shown(OTHER_ESTIMATORS)}"
-    )
-    parser.add_argument(
-        "--worst", type=int, default=0, metavar="N", help="also failures and the N worst of each"
-    )
-    options = parser.parse_args(argv)
-
-    def body() -> int:
-        rows, truth = read_rows(options.rows), chosen_jobs()
-        print("\n".join(table(rows, truth)))
-        if options.worst:
-            print("\n".join(_details(rows, scores_of(rows, truth), options.worst)))
-        return 0
-
-    return exit_code(body)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(print_lines(lambda: table(stored_rows(), chosen_jobs())))

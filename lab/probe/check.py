@@ -1,27 +1,26 @@
 """Compare what single operators allocated on a GPU with what the tracer says of them.
 
-    python -m lab.probe.check OPERATORS [--kind attention] [--match TEXT] [--all]
+    python -m lab.probe.check
 
-OPERATORS is lab/data/ground-truth/operators.jsonl.xz. Convolutions are left out: their workspaces are
-computed at the replay. Sizes are compared as the allocator rounds them.
+The operators are those of lab/data/ground-truth/operators.jsonl.xz. Convolutions are left out: their
+workspaces are computed at the replay. Sizes are compared as the allocator rounds them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterator, List
 
 import torch
 from torch import nn
 
-from lab.command import exit_code
-from lab.ground_truth import open_text
+from lab.command import print_lines
+from lab.places import OPERATORS
 from lab.probe.cases import Case, forward_of
+from lab.rows import open_text
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Reduction
 from slurm_gpumem.tracing.autocast import autocast_on_meta
@@ -34,6 +33,8 @@ from slurm_gpumem.tracing.values import Guess
 SMS = 132
 PASSES = ("forward", "backward")
 ROUNDED = 512
+WORST = 20
+"""Cases that are shown."""
 Sizes = List[int]
 """Bytes of each event in order, releases negative."""
 
@@ -149,27 +150,7 @@ def cases_in(path: Path) -> Iterator[Case]:
                 yield case
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    """Print the cases that differ, worst first."""
-    parser = argparse.ArgumentParser(prog="python -m lab.probe.check", description=__doc__)
-    parser.add_argument("operators", type=Path, metavar="OPERATORS")
-    parser.add_argument("--kind", default="", help="only cases of this kind")
-    parser.add_argument("--match", default="", metavar="TEXT", help="only cases with this text")
-    parser.add_argument("--worst", type=int, default=20, metavar="N", help="number of cases to show (20)")
-    options = parser.parse_args(argv)
-    return exit_code(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> int:
-    compared: List[Compared] = []
-    for case in cases_in(options.operators):
-        if options.kind in ("", case["kind"]) and options.match in json.dumps(case):
-            compared.append(compare(case))
-    print("\n".join(report(compared, options.worst)))
-    return 0
-
-
-def report(compared: List[Compared], worst: int) -> List[str]:
+def report(compared: List[Compared]) -> List[str]:
     """A line for each kind, then the cases that differ."""
     lines = []
     for kind in sorted({found.case["kind"] for found in compared}):
@@ -181,7 +162,7 @@ def report(compared: List[Compared], worst: int) -> List[str]:
         (found for found in compared if not found.same),
         key=lambda found: -_error(found),
     )
-    for found in farthest[:worst]:
+    for found in farthest[:WORST]:
         lines.append(f"\npeak {found.peak_error:+.1%}, kept {found.kept_error:+.1%}: {_named(found.case)}")
         for name in PASSES:
             if found.measured[name] != found.traced[name]:
@@ -199,4 +180,4 @@ def _named(case: Case) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(print_lines(lambda: report([compare(case) for case in cases_in(OPERATORS)])))

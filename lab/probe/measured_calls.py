@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from lab.ground_truth import open_text
+from lab.rows import open_text
 from slurm_gpumem.estimators.workspaces.convolutions import Call
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
 

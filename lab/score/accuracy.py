@@ -10,8 +10,9 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 
 from lab.fit import folds
 from lab.fit.similar_models import only
-from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
+from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib, summary_of
 from lab.places import MARGIN_FOLDS
+from lab.score.figures import Answered
 from lab.score.predictions import Predictions
 from lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.errors import GpumemError
@@ -23,9 +24,7 @@ from slurm_gpumem.estimators.fitted_file import read_json
 from slurm_gpumem.estimators.margin import TRACE, GroupMargin
 from slurm_gpumem.estimators.margin import from_json as margins_from_json
 from slurm_gpumem.estimators.types import Estimate
-from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.units import ceil_div
 
 CHUNK = 40
 """Runs that one process scores at a time."""
@@ -42,7 +41,7 @@ LEARNED = "corrected"
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Answered):
     """One estimator's answer for one run."""
 
     run: MeasuredRun
@@ -52,17 +51,6 @@ class Score:
     peak_mib: int
     request_mib: int
     warned: bool = False
-    """Whether the answer came with a warning."""
-
-    @property
-    def error(self) -> float:
-        """(estimate - real) / real."""
-        return (self.peak_mib - self.real_mib) / self.real_mib
-
-    @property
-    def over_reservation(self) -> float:
-        """(request - real) / real."""
-        return (self.request_mib - self.real_mib) / self.real_mib
 
 
 @dataclass(frozen=True)
@@ -72,32 +60,6 @@ class Failure:
     run: MeasuredRun
     estimator: str
     message: str
-
-
-@dataclass(frozen=True)
-class Figures:
-    """One line of the accuracy table; shares and errors are fractions."""
-
-    count: int
-    median_error: float
-    p90_error: float
-    under_peak: float
-    """Share of runs whose real memory is above the estimate."""
-    under_request: float
-    """Share of runs whose real memory is above the request."""
-    under_unwarned: float
-    """Share of runs whose real memory is above the request, and no warning was given."""
-    over_reservation: float
-    """Median of (request - real) / real."""
-    capacity: float
-    """Sum of the requests as a multiple of the sum of the needs: what Slurm counts."""
-    over_half: float
-    """Share of requests above 1.5 times the need."""
-    over_twice: float
-    """Share of requests above twice the need."""
-    shards_exact: float
-    shards_within_one: float
-    shards_too_few: float
 
 
 def score(
@@ -135,16 +97,12 @@ def _score_runs(
 ) -> Tuple[List[Score], List[Failure]]:
     scores: List[Score] = []
     failures: List[Failure] = []
-    parsed: Dict[Tuple[str, str], ModelSummary] = {}
     held_out = held_out_fits()
     for run in truth.runs:
         texts = truth.texts[run.summary]
         for chosen in _choose(texts, formats):
             try:
-                if (run.summary, chosen) not in parsed:
-                    # A trailing line break marks it as text: a one-line summary is no path.
-                    parsed[run.summary, chosen] = read_summary(texts[chosen].rstrip("\n") + "\n")
-                summary = parsed[run.summary, chosen]
+                summary = summary_of(texts[chosen])
                 real = real_mib(run, summary)
             except GpumemError as error:
                 failures += [Failure(run, name, str(error)) for name in estimators]
@@ -177,7 +135,7 @@ def score_stored(truth: GroundTruth, predictions: Predictions) -> List[Score]:
         chosen = _choose(texts, ())[0]
         real = run.process_mib
         if real is None:
-            real = real_mib(run, read_summary(texts[chosen].rstrip("\n") + "\n"))
+            real = real_mib(run, summary_of(texts[chosen]))
         scores.append(Score(run, predictions.estimator, chosen, real, peak, request))
     return scores
 
@@ -227,27 +185,6 @@ def held_out_fits() -> HeldOut:
     return HeldOut()
 
 
-def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:
-    """The table's numbers of a group of scores, which must not be empty."""
-    errors = sorted(abs(s.error) for s in scores)
-    surplus = [ceil_div(s.request_mib, shard_mib) - ceil_div(s.real_mib, shard_mib) for s in scores]
-    return Figures(
-        count=len(scores),
-        median_error=quantile(errors, 0.5),
-        p90_error=quantile(errors, 0.9),
-        under_peak=_share(s.peak_mib < s.real_mib for s in scores),
-        under_request=_share(s.request_mib < s.real_mib for s in scores),
-        under_unwarned=_share(s.request_mib < s.real_mib and not s.warned for s in scores),
-        over_reservation=quantile(sorted(s.over_reservation for s in scores), 0.5),
-        capacity=sum(s.request_mib for s in scores) / sum(s.real_mib for s in scores),
-        over_half=_share(s.request_mib > 1.5 * s.real_mib for s in scores),
-        over_twice=_share(s.request_mib > 2 * s.real_mib for s in scores),
-        shards_exact=_share(n == 0 for n in surplus),
-        shards_within_one=_share(abs(n) <= 1 for n in surplus),
-        shards_too_few=_share(n < 0 for n in surplus),
-    )
-
-
 def grouped(scores: Iterable[Score], by: str) -> Dict[str, List[Score]]:
     """Scores by a field ("family", "precision", "gpu", "format" ...; see `field_of`), names sorted."""
     groups: Dict[str, List[Score]] = {}
@@ -279,19 +216,6 @@ def worst(scores: Sequence[Score], count: int) -> List[Score]:
     for item in sorted(scores, key=lambda s: -abs(s.error)):
         seen.setdefault(str(item.run.row.get("model", item.run.key)), item)
     return list(seen.values())[:count]
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie, interpolated between neighbours."""
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
-
-
-def _share(flags: Iterable[bool]) -> float:
-    values = list(flags)
-    return sum(values) / len(values)
 
 
 def _choose(texts: Mapping[str, str], formats: Sequence[str]) -> List[str]:

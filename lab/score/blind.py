@@ -1,7 +1,7 @@
 """Score jobs that no fit and no rule has seen, as a user's estimate answers for them.
 
-    python -m lab.score.blind ROWS [--json FILE]
-    python -m lab.score.blind DIR [--traces CACHE] [--json FILE]
+    python -m lab.score.blind ROWS
+    python -m lab.score.blind DIR [--traces CACHE]
 
 ROWS is the file in which `lab.scripts.run` measured, traced and described jobs. DIR is one of the older
 checks: measured runs and their texts (rows*, summaries*, about*), CACHE what `trace_rows` wrote for them.
@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from lab.command import exit_code
-from lab.ground_truth import MeasuredRun, load_ground_truth, open_text
-from lab.score.accuracy import quantile
+from lab.command import print_lines
+from lab.ground_truth import MeasuredRun, load_ground_truth
+from lab.rows import read_rows
+from lab.score import figures
 from slurm_gpumem.api import estimate
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.estimators.types import Estimate, Utilization
-from slurm_gpumem.units import ceil_div
+from slurm_gpumem.estimators.types import Estimate
 
 TRACE = "trace"
 KINDS = {
@@ -83,9 +82,8 @@ def answers(folder: Path, traces: Optional[Path]) -> List[Answer]:
 
 def _traced_jobs(path: Path) -> Dict[str, str]:
     """Traces by the keys of their jobs."""
-    with open_text(path) as file:
-        rows = [json.loads(line) for line in file]
-    return {row["key"]: row["trace"] for row in rows if row["kind"] == "traced" and "trace" in row}
+    rows = (row for row in read_rows(path) if row["kind"] == "traced" and "trace" in row)
+    return {row["key"]: row["trace"] for row in rows}
 
 
 def _from_trace(run: MeasuredRun, need: int, traces: Path) -> Answer:
@@ -157,22 +155,21 @@ def lines(found: Sequence[Answer]) -> List[str]:
 
 def memory_cells(own: Sequence[Answer]) -> str:
     """One line's figures."""
-    made = [(one.made, one.need_mib) for one in own if one.made is not None]
+    made = [
+        figures.Answer(one.need_mib, one.made.peak_mib, one.made.request_mib, bool(one.made.warnings))
+        for one in own
+        if one.made is not None
+    ]
     failed = len(own) - len(made)
     if not made:
         return f"{0:>6}{'no answer':>60}{failed:>8}"
-    errors = sorted(abs(given.peak_mib / need - 1) for given, need in made)
-    wide = [given.request_mib / need for given, need in made]
-    below = [given for given, need in made if given.request_mib < need]
-    silent = sum(not given.warnings for given in below)
-    ratio = sum(given.request_mib for given, _ in made) / sum(need for _, need in made)
-    exact = sum(ceil_div(given.request_mib, _SHARD_MIB) == ceil_div(need, _SHARD_MIB) for given, need in made)
-    count = len(made)
+    one = figures.figures(made, _SHARD_MIB)
+    silent = round(one.under_unwarned * one.count)
     return (
-        f"{count:>6}{100 * quantile(errors, 0.5):>6.1f} %{100 * quantile(errors, 0.9):>6.1f} %"
-        f"{100 * len(below) / count:>6.1f} % ({silent:>2})  {ratio:>8.2f}"
-        f"{100 * sum(w > 1.5 for w in wide) / count:>5.1f} %{100 * sum(w > 2 for w in wide) / count:>5.1f} %"
-        f"{100 * exact / count:>6.0f} %{failed:>8}"
+        f"{one.count:>6}{100 * one.median_error:>6.1f} %{100 * one.p90_error:>6.1f} %"
+        f"{100 * one.under_request:>6.1f} % ({silent:>2})  {one.capacity:>8.2f}"
+        f"{100 * one.over_half:>5.1f} %{100 * one.over_twice:>5.1f} %"
+        f"{100 * one.shards_exact:>6.0f} %{failed:>8}"
     )
 
 
@@ -197,45 +194,11 @@ def utilization_cells(own: Sequence[Answer]) -> str:
         inside_step += shortest <= real["step_seconds"] <= longest
     if not off:
         return ""
-    count, half = len(off), quantile(sorted(steps), 0.5)
+    count, half = len(off), figures.quantile(sorted(steps), 0.5)
     return (
         f"{count:>6}{asked - count:>9}{sum(off) / count:>10.1f} points{100 * inside / count:>15.0f} %"
         f"{100 * half:>17.0f} %{100 * inside_step / count:>7.0f} %"
     )
-
-
-def _as_rows(found: Sequence[Answer]) -> List[Dict[str, Any]]:
-    return [
-        {
-            "key": one.run.key,
-            "kind": one.kind,
-            "code": one.group,
-            "need_mib": one.need_mib,
-            "error": one.error,
-            **(
-                {
-                    "peak_mib": one.made.peak_mib,
-                    "request_mib": one.made.request_mib,
-                    "warnings": list(one.made.warnings),
-                    "utilization": _utilization(one.made.utilization),
-                }
-                if one.made is not None
-                else {}
-            ),
-        }
-        for one in found
-    ]
-
-
-def _utilization(found: Optional[Utilization]) -> Optional[Dict[str, Any]]:
-    if found is None:
-        return None
-    return {
-        "sm_active": round(found.sm_active, 1),
-        "step_seconds": found.step_seconds,
-        "intervals": {name: list(ends) for name, ends in found.intervals.items()},
-        "known": found.is_known,
-    }
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -247,17 +210,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("folder", type=Path, metavar="ROWS|DIR")
     parser.add_argument("--traces", type=Path, metavar="CACHE", help="a folder that trace_rows filled")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every answer there, one a line")
     options = parser.parse_args(argv)
-    return exit_code(lambda: _print(options))
-
-
-def _print(options: argparse.Namespace) -> int:
-    found = answers(options.folder, options.traces)
-    if options.json:
-        options.json.write_text("".join(json.dumps(row) + "\n" for row in _as_rows(found)))
-    print("\n".join(lines(found)))
-    return 0
+    return print_lines(lambda: lines(answers(options.folder, options.traces)))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Iterator, List, Sequence, Tuple
 
-from lab.ground_truth import GroundTruth, load_ground_truth
-from lab.score.accuracy import quantile
+from lab.ground_truth import GroundTruth, load_ground_truth, summary_of
+from lab.score.figures import quantile
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.environment import Environment, in_environment
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.make_line import SPAN, TOLERANCE, make_line
 from slurm_gpumem.estimators.memory_line import parse_line
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
 GPUS = ("h200", "a100")
@@ -49,9 +49,10 @@ def check(summary: ModelSummary, job: TrainingJob, estimator: str, name: str, dr
     batches = {low, job.batch_size, high, *(draw.randint(low, high) for _ in range(BATCHES))}
     errors = []
     for gpu in map(find_gpu, GPUS):
+        here = in_environment(gpu, Environment())  # as submissions ask a line
         for batch in sorted(batches):
             full = registry.run(estimator, summary, replace(job, batch_size=batch), gpu)
-            peak, request = line.memory(batch, gpu)
+            peak, request = line.memory(batch, here)
             errors.append(max(abs(peak / full.peak_mib - 1), abs(request / full.request_mib - 1)))
     return Checked(name, len(line.text()), tuple(errors))
 
@@ -96,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     found: List[Checked] = []
     for number, (name, text, job) in enumerate(chosen, 1):
         try:
-            summary = read_summary(text.rstrip("\n") + "\n")
+            summary = summary_of(text)
             found.append(check(summary, job, args.estimator, name, draw))
         except GpumemError as error:
             print(f"{name}: {error}", file=sys.stderr)

@@ -10,8 +10,9 @@ from typing import Any, Dict, List, Sequence
 
 from lab.ground_truth import TOOLS, GroundTruth, load_ground_truth
 from lab.places import GROUND_TRUTH, shown
-from lab.score.accuracy import Failure, Score, figures, grouped, score, score_stored, worst
+from lab.score.accuracy import Failure, Score, grouped, score, score_stored, worst
 from lab.score.classes import class_lines
+from lab.score.figures import figures
 from lab.score.predictions import load_predictions
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators import registry

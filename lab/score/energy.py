@@ -1,6 +1,4 @@
-"""Energy of the same work, together and alone, on an H200: measured beside the simulator's model of power.
-
-    python -m lab.score.energy
+"""Energy of the same work together and alone, measured and modelled: `python -m lab.score.energy`.
 
 First the line of power that `simulation/power.py` has, fitted again on the jobs that were measured alone.
 Then the sets of jobs: watts of the set over the watts that its jobs would have drawn one after the other,
@@ -9,8 +7,7 @@ each for its part of the work. Below 1, sharing saves energy.
 
 from __future__ import annotations
 
-import argparse
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from lab.command import exit_code
 from lab.places import GROUND_TRUTH
@@ -71,16 +68,8 @@ def ratios_by_way(sets: Sequence[SharedSet], fleet: Fleet) -> Mapping[Tuple[str,
     return found
 
 
-def main(argv: Optional[List[str]] = None) -> int:
+def main() -> int:
     """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.parse_args(argv)
-    return exit_code(_print)
-
-
-def _print() -> int:
     fleet = parse_fleet("1xh200")
     points: List[Point] = []
     for run in load_solo([GROUND_TRUTH]):
@@ -117,4 +106,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -17,15 +17,14 @@ from pathlib import Path
 from statistics import median
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from lab.command import exit_code
-from lab.ground_truth import load_ground_truth
-from lab.score.accuracy import quantile
+from lab.command import print_lines
+from lab.ground_truth import load_ground_truth, summary_of
+from lab.score.figures import Answer, Figures, figures
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.summaries.types import ModelSummary
 
 ESTIMATORS = ("corrected", "auto")
 """From the text, and by the stored trace of models that are known."""
@@ -41,16 +40,6 @@ class Row(NamedTuple):
     made: Estimate
     base: Tuple[int, int]
     """Peak and request with the context of jobs of which nothing is known, to which a constant is added."""
-
-
-class Figures(NamedTuple):
-    """How estimates do; shares of the need."""
-
-    runs: int
-    median_error: float
-    p90_error: float
-    below: float
-    over: float
 
 
 def read_rows(path: Path) -> List[Dict[str, str]]:
@@ -78,22 +67,20 @@ def estimates(
 ) -> List[Row]:
     """Each run estimated; what a row says goes before `gpu` and `torch`."""
     texts = load_ground_truth().texts
-    known: Dict[str, ModelSummary] = {}
     found = []
     for row in rows:
         name = row["model"]
-        if name not in known:
-            text, path = texts.get(name, {}).get(TOOL), folder / name
-            if text is None and not path.is_file():
-                raise UsageError(f"{name}: no text of the ground truth and no file")
-            known[name] = read_summary(path if text is None else text)
+        text, path = texts.get(name, {}).get(TOOL), folder / name
+        if text is None and not path.is_file():
+            raise UsageError(f"{name}: no text of the ground truth and no file")
+        summary = read_summary(path) if text is None else summary_of(text)
         job = TrainingJob(
             int(row["batch"]),
             row.get("optimizer") or "adam",
             row.get("precision") or "fp32",
             torch=row.get("torch") or torch,
         )
-        made = run(estimator, known[name], job, find_gpu(row.get("gpu") or gpu))
+        made = run(estimator, summary, job, find_gpu(row.get("gpu") or gpu))
         context = made.parts["context"] if row.get("reserved") == "1" else 0
         base = made.original()
         found.append(Row(name, int(row["measured_mib"]) + context, made, (base.peak_mib, base.request_mib)))
@@ -102,7 +89,7 @@ def estimates(
 
 def raw(rows: Sequence[Row]) -> Figures:
     """Without any calibration."""
-    return _figures([(row.need_mib, row.made.peak_mib, row.made.request_mib) for row in rows])
+    return figures([Answer(row.need_mib, row.made.peak_mib, row.made.request_mib) for row in rows])
 
 
 def after_one_constant(rows: Sequence[Row]) -> Figures:
@@ -112,26 +99,14 @@ def after_one_constant(rows: Sequence[Row]) -> Figures:
         others = [other for other in rows if _family(other.model) != _family(row.model)]
         if not others:
             raise UsageError("one constant needs runs of two models at least")
-        constant = median(other.need_mib - other.base[0] for other in others)
-        answers.append((row.need_mib, row.base[0] + constant, row.base[1] + constant))
-    return _figures(answers)
+        constant = round(median(other.need_mib - other.base[0] for other in others))
+        answers.append(Answer(row.need_mib, row.base[0] + constant, row.base[1] + constant))
+    return figures(answers)
 
 
 def _family(model: str) -> str:
     """The model without its input size."""
     return model.split("@")[0]
-
-
-def _figures(answers: Sequence[Tuple[int, float, float]]) -> Figures:
-    errors = sorted(abs(peak / need - 1) for need, peak, _ in answers)
-    needed = sum(need for need, _, _ in answers)
-    return Figures(
-        len(answers),
-        quantile(errors, 0.5),
-        quantile(errors, 0.9),
-        sum(request < need for need, _, request in answers) / len(answers),
-        sum(request for _, _, request in answers) / needed - 1,
-    )
 
 
 def table(rows: Sequence[Mapping[str, str]], gpu: str, torch: str, folder: Path) -> List[str]:
@@ -141,8 +116,9 @@ def table(rows: Sequence[Mapping[str, str]], gpu: str, torch: str, folder: Path)
         made = estimates(rows, name, gpu, torch, folder)
         for label, one in (("no calibration", raw(made)), ("after one constant", after_one_constant(made))):
             lines.append(
-                f"{name:<10} {label:<19} {one.runs:>4} {one.median_error * 100:>5.1f} % "
-                f"{one.p90_error * 100:>4.1f} % {one.below * 100:>4.1f} % {one.over * 100:>4.0f} %"
+                f"{name:<10} {label:<19} {one.count:>4} {one.median_error * 100:>5.1f} % "
+                f"{one.p90_error * 100:>4.1f} % {one.under_request * 100:>4.1f} % "
+                f"{one.capacity * 100 - 100:>4.0f} %"
             )
     return lines
 
@@ -154,12 +130,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--gpu", default="a100", help="GPU of rows that name none (a100)")
     parser.add_argument("--torch", default="", help="torch.__version__ of rows that name none")
     args = parser.parse_args(argv)
-
-    def body() -> int:
-        print("\n".join(table(read_rows(args.file), args.gpu, args.torch, args.file.parent)))
-        return 0
-
-    return exit_code(body)
+    return print_lines(lambda: table(read_rows(args.file), args.gpu, args.torch, args.file.parent))
 
 
 if __name__ == "__main__":

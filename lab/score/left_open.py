@@ -1,6 +1,6 @@
 """Requests for published runs on an A100, by what is stated of the environment that they ran in.
 
-    python -m lab.score.left_open mlp_data_step2.csv [--every 33]
+    python -m lab.score.left_open mlp_data_step2.csv
 
 The file is of GPUMemNet's authors (Datasets/MLP of their repository) and not kept here. The runs are traced
 here, by whichever PyTorch runs this, and estimated for an A100 that nobody calibrated.
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence
 
-from lab.command import exit_code
-from lab.score.accuracy import quantile
+from lab.command import print_lines
+from lab.score.figures import Answer, figures, quantile
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
@@ -38,7 +38,7 @@ class Run(NamedTuple):
     need_mib: int
 
 
-def traced_runs(path: Path, every: int) -> List[Run]:
+def traced_runs(path: Path, every: int = EVERY) -> List[Run]:
     """Every n-th run of the file. Needs torch."""
     from lab.gpumemnet.labels import authors_mlps
     from lab.gpumemnet.modules import traced_summary
@@ -51,14 +51,14 @@ def table(runs: Sequence[Run]) -> List[str]:
     """A line for each thing that may be stated."""
     lines = [f"{'stated':<32} runs  peak, median  below need  over need"]
     gpu = find_gpu("a100")
-    needed = sum(one.need_mib for one in runs)
     for name, torch in STATED.items():
         made = [run("trace", one.summary, TrainingJob(one.batch, torch=torch), gpu) for one in runs]
-        errors = sorted(found.peak_mib / one.need_mib - 1 for found, one in zip(made, runs))
-        below = sum(found.request_mib < one.need_mib for found, one in zip(made, runs)) / len(runs)
-        over = sum(found.request_mib for found in made) / needed - 1
+        answers = [Answer(one.need_mib, got.peak_mib, got.request_mib) for one, got in zip(runs, made)]
+        errors = sorted(one.error for one in answers)
+        one = figures(answers)
         lines.append(
-            f"{name:<32} {len(runs):>4} {quantile(errors, 0.5):>+12.1%} {below:>11.0%} {over:>+10.0%}"
+            f"{name:<32} {one.count:>4} {quantile(errors, 0.5):>+12.1%} {one.under_request:>11.0%}"
+            f" {one.capacity - 1:>+10.0%}"
         )
     return lines
 
@@ -67,14 +67,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("file", type=Path, help="mlp_data_step2.csv")
-    parser.add_argument("--every", type=int, default=EVERY, help=f"take every N-th run ({EVERY})")
     args = parser.parse_args(argv)
-
-    def body() -> int:
-        print("\n".join(table(traced_runs(args.file, args.every))))
-        return 0
-
-    return exit_code(body)
+    return print_lines(lambda: table(traced_runs(args.file)))
 
 
 if __name__ == "__main__":

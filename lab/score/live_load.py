@@ -15,6 +15,7 @@ from statistics import fmean, median
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from lab.chapter6.study import own_traces
+from lab.command import print_lines
 from lab.score.loads import CHOSEN, FLEET, at_load
 from slurm_gpumem.simulation.engine import Outcome, simulate
 from slurm_gpumem.simulation.generate import generate
@@ -92,6 +93,14 @@ def _figures(outcome: Outcome) -> Tuple[float, ...]:
     return outcome.span, completion, median(slow), max(slow), float(sum(outcome.crashes))
 
 
+def everything() -> Dict[str, Dict[str, List[Played]]]:
+    """By trace, way and load."""
+    return {
+        name: {way: [played(at_load(jobs, load), way) for load in LOADS] for way in WAYS}
+        for name, jobs in traces().items()
+    }
+
+
 def lines(found: Dict[str, Dict[str, List[Played]]]) -> List[str]:
     """A row for each trace and way, by load."""
     cells = "".join(f"  {f'load {load:g}':<21}" for load in LOADS)
@@ -107,15 +116,5 @@ def lines(found: Dict[str, Dict[str, List[Played]]]) -> List[str]:
     return rows
 
 
-def main() -> int:
-    """Play and print."""
-    found = {
-        name: {way: [played(at_load(jobs, load), way) for load in LOADS] for way in WAYS}
-        for name, jobs in traces().items()
-    }
-    print("\n".join(lines(found)))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(print_lines(lambda: lines(everything())))

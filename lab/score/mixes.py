@@ -10,6 +10,7 @@ import random
 from statistics import median
 from typing import List, NamedTuple, Sequence
 
+from lab.command import print_lines
 from lab.shared_speeds import filled_gpus, load_from, predicted_speeds
 from lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import share_for, worst_of
@@ -62,8 +63,11 @@ def held(jobs: Sequence[JobLoad], way: str, users: int, limit: float) -> Held:
     )
 
 
-def lines(found: Sequence[Held]) -> List[str]:
-    """As text."""
+def lines() -> List[str]:
+    """Every limit in every way."""
+    named = {name: load_from(solo) for one in load_sets() for name, solo in zip(one.jobs, one.solo)}
+    jobs = list(named.values())
+    found = [held(jobs, way, users, limit) for way, users in USERS for limit in LIMITS]
     head = "way        users  max_slowdown  jobs  work  median  of most  worst  GPUs above it"
     return [
         head,
@@ -75,13 +79,5 @@ def lines(found: Sequence[Held]) -> List[str]:
     ]
 
 
-def main() -> int:
-    """Print the table."""
-    named = {name: load_from(solo) for one in load_sets() for name, solo in zip(one.jobs, one.solo)}
-    jobs = list(named.values())
-    print("\n".join(lines([held(jobs, way, users, limit) for way, users in USERS for limit in LIMITS])))
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(print_lines(lambda: lines()))

@@ -19,7 +19,6 @@ from lab.places import PREDICTIONS
 from slurm_gpumem.errors import ConfigError
 
 FORMAT = "gpumem-predictions/1"
-_SIZE_CAP = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,9 @@ def load_predictions(folder: Path = PREDICTIONS) -> Dict[str, Predictions]:
 
 def _load(path: Path) -> Predictions:
     try:
-        with gzip.open(path) as file:
-            content = json.loads(file.read(_SIZE_CAP))
+        content = json.loads(gzip.decompress(path.read_bytes()))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        rows = {str(key): (int(peak), int(request)) for key, (peak, request) in content["rows"].items()}
-        return Predictions(str(content["estimator"]), rows, dict(content["card"]))
-    except (OSError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
+        return Predictions(content["estimator"], content["rows"], content["card"])
+    except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: is no file of predictions ({error})") from None

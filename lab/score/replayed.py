@@ -7,16 +7,16 @@ activity alone. Measured and simulated makespan, mean time to completion and med
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, NamedTuple, Sequence, Tuple
 
+from lab.rows import Row, read_rows
+from lab.shared_speeds import usual_load
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.policies import find_policy
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Timing
 from slurm_gpumem.site.queue_order import PATIENCE_S
-from slurm_gpumem.utilization.interference import JobLoad
 
 DOCS = Path(__file__).parents[1] / "docs"
 ONE = "one server"
@@ -39,7 +39,6 @@ _TIMING = Timing(recovery_s=8.0, backfill_s=2.0)
 _LIMIT_S = 600.0
 _MORE = (60,)
 """Percent more after running out of memory, as in these runs."""
-Row = Dict[str, Any]
 
 
 class Figures(NamedTuple):
@@ -50,9 +49,9 @@ class Figures(NamedTuple):
     slowdown: float
 
 
-def rows_of(path: Path) -> List[Row]:
-    """The rows of a file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def rates_of(folder: Path) -> Dict[str, Row]:
+    """By kind of job: what it did alone."""
+    return {row["kind"]: row for row in read_rows(folder / "solo.jsonl") if "kind" in row}
 
 
 def measured(jobs: Sequence[Row], rates: Dict[str, Row]) -> Figures:
@@ -85,7 +84,6 @@ def played(jobs: Sequence[Row], rates: Dict[str, Row], mode: str) -> Figures:
 def _job(number: int, job: Row, rates: Dict[str, Row], startup: float) -> SimJob:
     solo, asked = rates[job["kind"]], job["shards"] * 1024
     short = bool(job.get("failed")) or ("began" in job and "ready" not in job)
-    active = solo["sm"]
     steps = job["trained"] if "cancelled" in job else job["steps"]
     return SimJob(
         number=number,
@@ -93,7 +91,7 @@ def _job(number: int, job: Row, rates: Dict[str, Row], startup: float) -> SimJob
         work=startup + steps / solo["steps_per_s"],
         gpus=1,
         peak_mib=asked * 6 // 5 if short else asked,
-        load=JobLoad(active, 0.3 * active, 0.4 * active, 1 / solo["steps_per_s"]),
+        load=usual_load(solo["sm"], 1 / solo["steps_per_s"]),
         startup_s=startup,
         user=str(job["user"]),
         name=job["kind"],
@@ -105,8 +103,8 @@ def _job(number: int, job: Row, rates: Dict[str, Row], startup: float) -> SimJob
 def compare(run: str, mode: str) -> Tuple[Figures, Figures]:
     """Measured and simulated."""
     path = DOCS / f"{run}.jsonl"
-    rates = {row["kind"]: row for row in rows_of(path.with_name("solo.jsonl")) if "kind" in row}
-    jobs = sorted((row for row in rows_of(path) if "job" in row), key=lambda job: job["job"])
+    rates = rates_of(path.parent)
+    jobs = sorted((row for row in read_rows(path) if "job" in row), key=lambda job: str(job["job"]))
     return measured(jobs, rates), played(jobs, rates, mode)
 
 

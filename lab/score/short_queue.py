@@ -11,13 +11,13 @@ from math import ceil
 from statistics import fmean, median
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-from lab.score.replayed import DOCS, rows_of
+from lab.score.replayed import DOCS, rates_of
+from lab.shared_speeds import usual_load
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.policies import find_policy
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Timing
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.sets import SHARED
 
 MEMORY_GIB = {"small": 8, "text16": 16, "conv32": 20, "conv256": 36, "text128": 40}
@@ -47,8 +47,7 @@ def played(solo: Dict[str, Any], limit: float, patience_s: float, scale: float =
     """The queue at a limit."""
     jobs: List[SimJob] = []
     for number, (kind, seconds) in enumerate(QUEUE):
-        active = solo[kind]["sm"]
-        load = JobLoad(active, 0.3 * active, 0.4 * active, 1 / solo[kind]["steps_per_s"])
+        load = usual_load(solo[kind]["sm"], 1 / solo[kind]["steps_per_s"])
         share = ceil(share_for(load, limit, limit, SHARED).share * 140) * 1024
         memory = (MEMORY_GIB[kind] + 2) * 1024
         asked = {"trace": max(share, memory)}
@@ -70,9 +69,7 @@ def played(solo: Dict[str, Any], limit: float, patience_s: float, scale: float =
 
 def main() -> int:
     """Print a line for each limit; four times as long jobs train for a minute."""
-    solos = [
-        {row["kind"]: row for row in rows_of(DOCS / run / "solo.jsonl") if "kind" in row} for run in RUNS
-    ]
+    solos = [rates_of(DOCS / run) for run in RUNS]
     print(
         f"{'train':<8}{'others go around':<18}{'limit':>6}{'makespan':>10}{'completion':>12}{'slowdown':>16}"
     )

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict
 
 from lab.places import TRACE_FIGURES
+from lab.rows import read_rows
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, trace_spread
 from slurm_gpumem.units import MIB
 
@@ -47,9 +46,5 @@ class Traced:
 
 
 def load_figures(path: Path = TRACE_FIGURES) -> Dict[str, Traced]:
-    """By the run's key; empty where the file is not."""
-    if not path.exists():
-        return {}
-    with gzip.open(path, "rt") as file:
-        rows = [Traced(**json.loads(line)) for line in file]
-    return {row.key: row for row in rows}
+    """By the run's key."""
+    return {row["key"]: Traced(**row) for row in read_rows(path)}

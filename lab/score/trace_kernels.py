@@ -26,7 +26,6 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
     parser.add_argument("--write", action="store_true", help=f"write {shown(TRACE_KERNELS)}")
-    parser.add_argument("--only-write", action="store_true", help="trace nothing")
     options = parser.parse_args(argv)
     return exit_code(lambda: _run(options))
 
@@ -37,10 +36,10 @@ def _run(options: argparse.Namespace) -> int:
     runs = load_solo()
     missing = [run.row for run in runs if not path_of(options.cache, run.key).exists()]
     missing = [row for row in missing if row["source"] != "own"]
-    if missing and not options.only_write:
+    if missing:
         print(f"{len(runs)} jobs, {len(missing)} to trace", flush=True)
         trace_missing(missing, options.cache, options.jobs)
-    if options.write or options.only_write:
+    if options.write:
         # What the folder has no trace of keeps its line.
         kept = kept_lines(TRACE_KERNELS)
         lines = [_line(run, options.cache) or kept.get(run.key, "") for run in runs]

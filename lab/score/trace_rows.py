@@ -1,6 +1,6 @@
 """Trace models of measured runs again, on this machine's CPU, and keep the traces in a folder.
 
-    python -m lab.score.trace_rows --cache DIR [--part development] [--limit 200] [--match TEXT]
+    python -m lab.score.trace_rows --cache DIR [--data DIR] [--jobs N]
 
 Each run is traced in a forked child with a time limit; what the folder has already is not traced again.
 Runs of the networks that were written for measuring (source "own") have stored traces, which are put into the
@@ -13,28 +13,26 @@ import argparse
 import gc
 import gzip
 import json
-import logging
-import lzma
-import random
 import sys
 import time
-import warnings
 from contextlib import nullcontext
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
-from lab.children import Children
+from lab.children import run_each
 from lab.command import exit_code
-from lab.ground_truth import load_ground_truth_rows, part_of
+from lab.ground_truth import load_ground_truth_rows
 from lab.networks.build import build_model, import_sources
 from lab.networks.cuda_calls import cuda_is_here
 from lab.networks.entries import Entry
 from lab.networks.tasks import Feed, task_named
 from lab.networks.train import FLOATS, channels_last, checkpoint, optimizer_over
 from lab.places import GROUND_TRUTH, OWN_TRACES, shown
+from lab.rows import read_rows
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
@@ -107,33 +105,20 @@ def kept_trace(cache: Path, key: str) -> Optional[Tuple[ModelSummary, Dict[str, 
 
 def unpack_own(cache: Path) -> None:
     """Put the stored traces into the folder, where it does not have them yet."""
-    with lzma.open(OWN_TRACES, "rt") as file:
-        for line in file:
-            row = json.loads(line)
-            path = path_of(cache, row["key"])
-            if not path.exists():
-                text = row.pop("trace")
-                write_atomic(path, gzip.compress(f"{json.dumps(row)}\n{text}".encode(), 1), mode=None)
+    for row in read_rows(OWN_TRACES):
+        path = path_of(cache, row["key"])
+        if not path.exists():
+            text = row.pop("trace")
+            write_atomic(path, gzip.compress(f"{json.dumps(row)}\n{text}".encode(), 1), mode=None)
 
 
-def chosen_rows(part: str, match: str, limit: int, seed: int = 1, data: Optional[Path] = None) -> List[Row]:
-    """Good rows of a part, in a random order that takes one row of every model before any second."""
+def wanted_rows(data: Optional[Path]) -> List[Row]:
+    """The runs that went well and whose networks can still be built."""
     rows = [row for row in load_ground_truth_rows(data) if not row.get("error") and row.get("reserved_bytes")]
-    rows = [row for row in rows if part in ("all", part_of(row["model"])) and match in row["key"]]
-    rows = [row for row in rows if row["source"] != "own"]
-    random.Random(seed).shuffle(rows)
-    rounds: Dict[str, int] = {}
-    order = []
-    for index, row in enumerate(rows):
-        rounds[row["model"]] = rounds.get(row["model"], 0) + 1
-        order.append((rounds[row["model"]], index))
-    ordered: List[Row] = [rows[index] for _, index in sorted(order)]
-    return ordered[:limit] if limit else ordered
+    return [row for row in rows if row["source"] != "own"]
 
 
 def _trace_into(path: Path, row: Row) -> Dict[str, Any]:
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     started, cpu = time.monotonic(), time.process_time()
     summary = trace_row(row)
@@ -149,11 +134,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.score.trace_rows", description=__doc__)
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
     parser.add_argument("--data", type=Path, metavar="DIR", help=f"measured runs ({shown(GROUND_TRUTH)})")
-    parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
-    parser.add_argument("--match", default="", metavar="TEXT", help="only keys with this text")
-    parser.add_argument("--limit", type=int, default=0, metavar="N")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
-    parser.add_argument("--again", action="store_true", help="trace these again")
     options = parser.parse_args(argv)
     return exit_code(lambda: _run(options))
 
@@ -161,8 +142,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     unpack_own(options.cache)
-    rows = chosen_rows(options.part, options.match, options.limit, data=options.data)
-    left = [row for row in rows if options.again or not path_of(options.cache, row["key"]).exists()]
+    rows = wanted_rows(options.data)
+    left = [row for row in rows if not path_of(options.cache, row["key"]).exists()]
     print(f"{len(rows)} runs, {len(left)} to trace", flush=True)
     trace_missing(left, options.cache, options.jobs)
     return 0
@@ -173,19 +154,12 @@ def trace_missing(left: Sequence[Row], cache: Path, jobs: int = 1) -> None:
     import_sources([entry_of(row) for row in left])
     gc.collect()
     gc.freeze()
-    children, failed, done = Children(), 0, 0
-    queue = list(left)
-    while queue or len(children):
-        while queue and len(children) < jobs:
-            row = queue.pop(0)
-            path = path_of(cache, row["key"])
-            children.start(row["key"], lambda path=path, row=row: _trace_into(path, row), LIMIT_SECONDS)  # type: ignore[misc]
-        for ended in children.wait(1):
-            answer = ended.answer or {}
-            failed += not answer
-            done += 1
-            said = f"{answer['cpu_seconds']:.1f} s" if answer else f"FAILED {ended.error[-200:]}"
-            print(f"{done}/{len(left)} {ended.tag}: {said}", flush=True)
+    works = [(row["key"], partial(_trace_into, path_of(cache, row["key"]), row)) for row in left]
+    failed = 0
+    for done, ended in enumerate(run_each(works, jobs, LIMIT_SECONDS), 1):
+        failed += ended.answer is None
+        said = f"{ended.answer['cpu_seconds']:.1f} s" if ended.answer else f"FAILED {ended.error[-200:]}"
+        print(f"{done}/{len(left)} {ended.tag}: {said}", flush=True)
     print(f"{len(left) - failed} traced, {failed} failed")
 
 

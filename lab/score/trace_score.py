@@ -1,6 +1,6 @@
 """Compare traces of measured runs with the measurements.
 
-    python -m lab.score.trace_score --cache DIR [--part development] [--write]
+    python -m lab.score.trace_score [--cache DIR] [--write]
 
 The folder is what `trace_rows` filled. `--write` keeps each run's figures in
 lab/data/traces/figures.jsonl.gz, from which `lab.fit.margins` fits the margin of traces.
@@ -14,12 +14,13 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from lab.command import exit_code
-from lab.ground_truth import load_ground_truth_rows, part_of
+from lab.ground_truth import load_ground_truth_rows
 from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, TRACE_FIGURES, shown
-from lab.score.accuracy import quantile
+from lab.rows import Row
+from lab.score.figures import quantile
 from lab.score.trace_figures import Traced, load_figures
 from lab.score.trace_rows import kept_trace
 from slurm_gpumem.estimators.gpus import find_gpu
@@ -30,7 +31,8 @@ OTHER_ALLOCATIONS = ("expandable_segments", "cudnn_benchmark", "compile", "mps")
 """Toggles under which memory follows other rules than a trace does, or its context is another."""
 FOLDERS = (GROUND_TRUTH, HANDWRITTEN, *BLIND_CHECKS)
 """All measured runs; blind checks were scored before they are used here."""
-Row = Dict[str, Any]
+WORST = 15
+"""Runs that are listed by name."""
 
 
 def measured_runs(folders: Sequence[Path] = FOLDERS) -> Dict[str, Row]:
@@ -59,7 +61,7 @@ def traced(cache: Path, row: Row) -> Optional[Traced]:
     )
 
 
-def report(pairs: Sequence[Tuple[Traced, Row]], worst: int) -> List[str]:
+def report(pairs: Sequence[Tuple[Traced, Row]]) -> List[str]:
     """Errors of allocated bytes and of the process, with the worst runs by name."""
     lines = []
     for title, error in (("allocated", _allocated_error), ("process", _process_error)):
@@ -68,7 +70,7 @@ def report(pairs: Sequence[Tuple[Traced, Row]], worst: int) -> List[str]:
         lines.append(
             f"{title}: {len(sizes)} runs, median {quantile(sizes, 0.5):.2%}, P90 {quantile(sizes, 0.9):.2%}"
         )
-        farthest = sorted(errors, key=lambda e: -abs(e[0]))[:worst]
+        farthest = sorted(errors, key=lambda e: -abs(e[0]))[:WORST]
         lines += [f"  {value:+8.2%}  {key}" for value, key in farthest]
     seconds = sorted(found.seconds for found, _ in pairs)
     half, most = quantile(seconds, 0.5), quantile(seconds, 0.9)
@@ -104,8 +106,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         metavar="DIR",
         help=f"measured runs (all: {', '.join(shown(f) for f in FOLDERS)})",
     )
-    parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
-    parser.add_argument("--worst", type=int, default=15, metavar="N")
     parser.add_argument("--write", action="store_true")
     return exit_code(lambda: _run(parser.parse_args(argv)))
 
@@ -125,8 +125,7 @@ def _run(asked: argparse.Namespace) -> int:
         merged = {**kept, **{item.key: item for item in found}}
         lines = [json.dumps(asdict(merged[key]), separators=(",", ":")) for key in sorted(merged)]
         TRACE_FIGURES.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
-    wanted = [pair for pair in pairs if asked.part in ("all", part_of(pair[1]["model"]))]
-    print("\n".join(report(wanted, asked.worst)) if wanted else "no traced runs")
+    print("\n".join(report(pairs)) if pairs else "no traced runs")
     return 0
 
 

@@ -10,13 +10,11 @@ it: "~" marks what steps take without a limit once every algorithm is chosen, or
 from __future__ import annotations
 
 import json
-import lzma
-import sys
-from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from lab.command import exit_code
+from lab.command import print_lines
 from lab.places import DATA
+from lab.rows import Row, read_rows, rows_in
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.resolve import resolve_job
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
@@ -26,8 +24,6 @@ from slurm_gpumem.summaries.own import parse
 FOLDER = DATA / "tries"
 TRACES = FOLDER / "traces.jsonl.xz"
 AS_FAST = 0.95
-
-Row = Dict[str, Any]
 
 
 class Scored(NamedTuple):
@@ -49,7 +45,7 @@ class Scored(NamedTuple):
 def requests() -> Dict[str, Tuple[int, int]]:
     """By network: the request on an H200 with tries and without."""
     gpu, found = find_gpu("h200"), {}
-    for row in _lines(TRACES):
+    for row in read_rows(TRACES):
         resolved = resolve_job(parse(json.dumps(row["summary"]), origin=row["network"]), StatedTraining())
         trace = resolved.summary.trace
         if trace is None:
@@ -118,23 +114,8 @@ def table(found: Sequence[Scored]) -> List[str]:
 
 def measured() -> List[Row]:
     """The rows of all runs that are kept, the earliest first."""
-    return [row for path in sorted(FOLDER.glob("rows-*.jsonl.xz")) for row in _lines(path)]
-
-
-def _lines(path: Path) -> List[Row]:
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-def main() -> int:
-    """Entry point."""
-
-    def body() -> int:
-        print("\n".join(table(scored(measured(), requests()))))
-        return 0
-
-    return exit_code(body)
+    return list(rows_in(FOLDER, "rows-"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(print_lines(lambda: table(scored(measured(), requests()))))

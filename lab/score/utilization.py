@@ -7,21 +7,16 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from lab.fit.folds import COLLECTIONS, collection_of, fold_of_job, is_hand_written
+from lab.fit.folds import COLLECTIONS, collection_of, is_hand_written
+from lab.fit.utilization_rows import UtilizationRow
 from lab.ground_truth import TOOLS
 from lab.places import UTILIZATION_FOLDS
 from lab.score.gpuutilnet_table import BUSY, METRICS, TABLE, class_of, dataset_of
-from lab.traced_work import TracedWork
 from lab.utilization_runs import Solo
-from slurm_gpumem.errors import ConfigError, GpumemError
-from slurm_gpumem.estimators.structural.estimator import rebuild
+from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.types import WIDEST_INTERVAL
-from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.model import TARGETS, UtilizationModel, from_json
-from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Prediction, predict_targets, why_unknown
-from slurm_gpumem.utilization.work import step_work
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, predict_targets
 
 GENERATED = "synthetic"
 
@@ -35,7 +30,6 @@ class Judged(NamedTuple):
     values: Mapping[str, float]
     """By TARGETS, as `Solo.values`."""
     intervals: Mapping[str, Tuple[float, float]]
-    strange: bool
     leaning: float
     """SM activity as it is asked whether the job is busy."""
     unknown: bool = False
@@ -75,54 +69,17 @@ def load_folds(path: Path = UTILIZATION_FOLDS) -> List[UtilizationModel]:
     return [from_json(part, f"{path}, fold {number}") for number, part in enumerate(content)]
 
 
-def judge(
-    runs: Sequence[Solo],
-    texts: Mapping[str, Mapping[str, str]],
-    folds: Sequence[UtilizationModel],
-    tools: Sequence[str] = (),
-) -> List[Judged]:
-    """Every job from its fullest text, or from each of `tools` that it has."""
-    parsed: Dict[Tuple[str, str], ModelSummary] = {}
+def judge(rows: Sequence[UtilizationRow], folds: Sequence[UtilizationModel]) -> List[Judged]:
+    """Every job, as seen through each of its texts and its trace, beside what was measured."""
     found: List[Judged] = []
-    for run in runs:
-        given = [tool for tool in TOOLS if tool in texts.get(run.summary, {})]
-        for tool in [tool for tool in tools if tool in given] if tools else given[:1]:
-            try:
-                if (run.summary, tool) not in parsed:
-                    parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
-                summary = parsed[run.summary, tool]
-                walk = rebuild(summary, run.job)
-            except GpumemError:
-                continue
-            seen = TextQuality(guessed=walk.has_guesses)
-            model = folds[fold_of_job(run.row)]
-            fitted = model.sources[SUMMARY]
-            got = predict_targets(step_work(walk.tape, run.job), seen, run.gpu, fitted, model.outside)
-            made = judged(run, tool, SUMMARY, got)
-            found.append(made._replace(unknown=made.unknown or bool(why_unknown(summary))))
+    for row in rows:
+        source, model = TRACE if row.tool == TRACE else SUMMARY, folds[row.fold]
+        got = predict_targets(row.work, row.seen, row.run.gpu, model.sources[source], model.outside)
+        intervals = {name: (got.lows[name], got.highs[name]) for name in TARGETS}
+        low, high = intervals["sm_active"]
+        unknown = row.unknown or 100 * (high - low) > WIDEST_INTERVAL
+        found.append(Judged(row.run, row.tool, source, got.values, intervals, got.busy_activity, unknown))
     return found
-
-
-def judge_traced(
-    runs: Sequence[Solo], traced: Mapping[str, TracedWork], folds: Sequence[UtilizationModel]
-) -> List[Judged]:
-    """Every job that was traced, from its trace."""
-    found: List[Judged] = []
-    for run in runs:
-        model = folds[fold_of_job(run.row)]
-        one = traced.get(run.key)
-        if one is not None and TRACE in model.sources:
-            got = predict_targets(one.work, one.seen, run.gpu, model.sources[TRACE], model.outside)
-            found.append(judged(run, TRACE, TRACE, got))
-    return found
-
-
-def judged(run: Solo, tool: str, source: str, got: Prediction) -> Judged:
-    """An answer beside what was measured."""
-    intervals = {name: (got.lows[name], got.highs[name]) for name in TARGETS}
-    low, high = intervals["sm_active"]
-    unknown = 100 * (high - low) > WIDEST_INTERVAL
-    return Judged(run, tool, source, got.values, intervals, bool(got.unusual), got.busy_activity, unknown)
 
 
 def errors(items: Sequence[Judged], target: str) -> Line:

@@ -7,6 +7,7 @@ import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from lab.fit.folds import is_hand_written
+from lab.fit.utilization_rows import rows_of, rows_of_traces
 from lab.ground_truth import TOOLS
 from lab.places import GPUUTILNET, SETS, TRACE_KERNELS, shown
 from lab.score import sets as set_accuracy
@@ -27,13 +28,12 @@ from lab.score.utilization import (
     is_library,
     is_real,
     judge,
-    judge_traced,
     load_folds,
     table_lines,
 )
 from lab.shared_speeds import load_from
 from lab.traced_work import load_traced
-from lab.utilization_runs import Solo, load_sets, load_solo, load_texts
+from lab.utilization_runs import Solo, load_sets, load_solo, load_solo_texts
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.utilization.interference import JobLoad
 
@@ -58,10 +58,10 @@ def utilization_lines() -> List[str]:
     try:
         runs = load_solo()
         folds = load_folds()
-        everything = judge(runs, load_texts({run.summary: None for run in runs}), folds, TOOLS)
+        everything = judge(rows_of(runs, load_solo_texts(runs), TOOLS), folds)
     except (UsageError, ConfigError) as error:
         return [f"utilization: {error}"]
-    traced = judge_traced(runs, load_traced(runs), folds)
+    traced = judge(rows_of_traces(runs, load_traced(runs)), folds)
     items = fullest(everything)
     known = [item for item in items if not item.unknown]
     real = [item for item in known if is_library(item.run)]
@@ -132,7 +132,7 @@ def gpuutilnet_lines(runs: Sequence[Solo]) -> List[str]:
     try:
         answers: Any = json.loads(gzip.decompress(GPUUTILNET.read_bytes()))["answers"]
     except (OSError, ValueError, KeyError):
-        return [f"GPUUtilNet: no answers in {shown(GPUUTILNET)} (make gpuutilnet)"]
+        return [f"GPUUtilNet: no answers in {shown(GPUUTILNET)}"]
     lines = [
         "GPUUtilNet trained on our jobs (accuracy, recall of the busy class)",
         "class  data set        n  busy   stratified folds   models kept out   kept out, real   published",

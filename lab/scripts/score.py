@@ -11,35 +11,34 @@ strata (strata.py) have a line for each stratum and one in which each counts as 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from lab.command import exit_code
-from lab.ground_truth import open_text
 from lab.places import SCRIPT_ROWS
+from lab.rows import Row, read_rows
+from lab.score.figures import Answered, figures
 from lab.scripts.lists import LISTS
 from lab.scripts.strata import STRATA, quantile, strata_of_scripts, weighted_share, weights
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.units import MIB, ceil_div
+from slurm_gpumem.units import MIB
 
 _ON_THE_CPU = 64 << 20
 _NEVER_TRAINED = 1 << 30
 """A run that ended with an error and took less than this had not begun: little more than a context."""
-Row = Dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judged(Answered):
     """One script that was traced and run; sizes in MiB."""
 
     name: str
-    need: int
-    peak: int
-    request: int
+    real_mib: int
+    peak_mib: int
+    request_mib: int
     reserved: int
     context: int
     warned: bool
@@ -49,11 +48,6 @@ class Judged:
     phases: Sequence[str]
     to_the_end: Optional[bool] = None
     """Whether the trace came to the script's end; None: traced before traces said so."""
-
-    @property
-    def error(self) -> float:
-        """Of the peak."""
-        return self.peak / self.need - 1
 
 
 @dataclass(frozen=True)
@@ -98,8 +92,7 @@ def load(names: Iterable[str], later: bool = False) -> List[Row]:
         path = SCRIPT_ROWS / f"{name}.jsonl.xz" if name in LISTS else Path(name)
         if not path.exists():
             raise UsageError(f"{name} is no file of rows and no list; lists: {', '.join(LISTS)}")
-        with open_text(path) as file:
-            found = [json.loads(line) for line in file]
+        found = list(read_rows(path))
         for kind in ("traced", "again", "measured") if later else ("traced", "measured"):
             for row in found:
                 if row["kind"] == kind:
@@ -133,9 +126,9 @@ def _judged(row: Row, gpu: str, as_traced: bool) -> Judged:
     start = row.get("start_seconds")
     return Judged(
         name=str(row["name"]),
-        need=measured_need(row, context),
-        peak=row["peak_mib"] if noted else made.peak_mib,
-        request=row["request_mib"] if noted else made.request_mib,
+        real_mib=measured_need(row, context),
+        peak_mib=row["peak_mib"] if noted else made.peak_mib,
+        request_mib=row["request_mib"] if noted else made.request_mib,
         reserved=reserved,
         context=context,
         warned=bool(made.warnings),
@@ -164,41 +157,44 @@ def lines(rows: Sequence[Row], gpu: str, as_traced: bool = False) -> List[str]:
 
 
 def _line(one: Judged) -> str:
-    traced = one.peak - one.context
+    traced = one.peak_mib - one.context
     return (
-        f"{one.name:<29}{one.need:>7}{one.peak:>8}{100 * one.error:>+6.1f}%{one.request:>8}"
+        f"{one.name:<29}{one.real_mib:>7}{one.peak_mib:>8}{100 * one.error:>+6.1f}%{one.request_mib:>8}"
         f"{one.reserved:>9}{100 * (traced / max(1, one.reserved) - 1):>+6.1f}%{one.seconds:>6.1f}  "
         + " ".join(one.phases)
     )
 
 
 def _sums(judged: Sequence[Judged]) -> str:
-    sizes = sorted(abs(one.error) for one in judged)
-    below = [one for one in judged if one.request < one.need]
-    silent = [one.name for one in below if not one.warned]
-    wide = [one.request / one.need for one in judged]
-    exact = sum(ceil_div(one.request, 1024) == ceil_div(one.need, 1024) for one in judged)
+    one, (half, most) = figures(judged), _errors(judged)
+    silent = [each.name for each in judged if each.below and not each.warned]
     return (
-        f"{len(judged)} scripts: median {100 * median(sizes):.1f} %, "
-        f"P90 {100 * sizes[int(0.9 * len(sizes))]:.1f} %; "
-        f"request below need {len(below)} ({100 * len(below) / len(judged):.1f} %), "
+        f"{one.count} scripts: median {half:.1f} %, P90 {most:.1f} %; "
+        f"request below need {round(one.under_request * one.count)} ({100 * one.under_request:.1f} %), "
         f"without a warning {len(silent)}"
         + (f" ({', '.join(silent)}); " if silent else "; ")
-        + f"sum of requests / sum of needs {_sum(judged):.2f}; "
-        f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}"
+        + f"sum of requests / sum of needs {one.capacity:.2f}; "
+        f"> 1.5 x {round(one.over_half * one.count)}, > 2 x {round(one.over_twice * one.count)}; "
+        f"shards exact {round(one.shards_exact * one.count)}"
     )
+
+
+def _errors(judged: Sequence[Judged]) -> Tuple[float, float]:
+    """Median and P90 in percent; P90 is a script's own error, for lists are short."""
+    sizes = sorted(100 * abs(one.error) for one in judged)
+    return median(sizes), sizes[int(0.9 * len(sizes))]
 
 
 def _end(judged: Sequence[Judged]) -> List[str]:
     """How many were followed to their end, and how good these are."""
     known = [one for one in judged if one.to_the_end is not None]
-    ended = sorted(abs(one.error) for one in known if one.to_the_end)
+    ended = [one for one in known if one.to_the_end]
     if not known:
         return []
     said = f"followed to the end: {len(ended)} of {len(known)} ({100 * len(ended) / len(known):.0f} %)"
     if ended:
-        p90 = ended[int(0.9 * len(ended))]
-        said += f", of these median {100 * median(ended):.1f} %, P90 {100 * p90:.1f} %"
+        half, most = _errors(ended)
+        said += f", of these median {half:.1f} %, P90 {most:.1f} %"
     missed = ", ".join(one.name for one in known if not one.to_the_end)
     return [said + (f"; not: {missed}" if missed else "")]
 
@@ -215,16 +211,16 @@ def _strata(result: Result) -> List[str]:
         return found
     weighed = weights(result.judged, lambda one: of[one.name])
     sizes = [(weight, abs(one.error)) for weight, one in weighed]
-    needs = sum(weight * one.need for weight, one in weighed)
-    below = 100 * weighted_share((weight, one.request < one.need) for weight, one in weighed)
-    silent = weighted_share((weight, one.request < one.need and not one.warned) for weight, one in weighed)
-    wide = weighted_share((weight, one.request > 2 * one.need) for weight, one in weighed)
+    needs = sum(weight * one.real_mib for weight, one in weighed)
+    below = 100 * weighted_share((weight, one.below) for weight, one in weighed)
+    silent = weighted_share((weight, one.below and not one.warned) for weight, one in weighed)
+    wide = weighted_share((weight, one.request_mib > 2 * one.real_mib) for weight, one in weighed)
     traced = weighted_share((w, name not in result.not_traced) for w, name in weights(names, of.__getitem__))
     said = (
         f"weighted by how common each is: median {100 * quantile(sizes, 0.5):.1f} %, "
         f"P90 {100 * quantile(sizes, 0.9):.1f} %; request below need {below:.1f} %, "
         f"without a warning {100 * silent:.1f} %; sum of requests / sum of needs "
-        f"{sum(weight * one.request for weight, one in weighed) / needs:.2f}; "
+        f"{sum(weight * one.request_mib for weight, one in weighed) / needs:.2f}; "
         f"> 2 x {100 * wide:.1f} %; not traced {100 * (1 - traced):.1f} %"
     )
     if all(one.to_the_end is not None for one in result.judged):
@@ -234,18 +230,15 @@ def _strata(result: Result) -> List[str]:
 
 
 def _table_row(judged: Sequence[Judged]) -> str:
-    sizes = sorted(abs(one.error) for one in judged)
-    below = [one for one in judged if one.request < one.need]
-    wide = [one.request / one.need for one in judged]
-    return (
-        f"{100 * median(sizes):>4.1f} %{100 * sizes[int(0.9 * len(sizes))]:>6.1f} %"
-        f"{len(below):>7} ({sum(not one.warned for one in below):>2})    {_sum(judged):>8.2f}"
-        f"{sum(w > 1.5 for w in wide):>7}{sum(w > 2 for w in wide):>6}"
+    one, (half, most) = figures(judged), _errors(judged)
+    below, silent, half_more, twice = (
+        round(share * one.count)
+        for share in (one.under_request, one.under_unwarned, one.over_half, one.over_twice)
     )
-
-
-def _sum(judged: Sequence[Judged]) -> float:
-    return sum(one.request for one in judged) / sum(one.need for one in judged)
+    return (
+        f"{half:>4.1f} %{most:>6.1f} %{below:>7} ({silent:>2})    {one.capacity:>8.2f}"
+        f"{half_more:>7}{twice:>6}"
+    )
 
 
 def _times(result: Result) -> str:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, Sequence, Tuple, TypeVar
+from typing import Callable, Dict, Iterable, Iterator, List, Sequence, Tuple, TypeVar
 
+from lab.command import print_lines
 from lab.places import SCRIPT_ROWS
+from lab.rows import Row
 from lab.scripts.lists import LISTS, load_list
 
 STRATA = ("repeats", "changes")
@@ -22,28 +23,19 @@ _COUNT = SCRIPT_ROWS / "count.csv"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """One public script that was drawn."""
+def drawn() -> List[Row]:
+    """All that were drawn, in their order: repository, path, class and kind of each.
 
-    repository: str
-    path: str
-    stratum: str
-    """Of STRATA; "other": no training by PyTorch; "absent": the stored copy has no such file."""
-    kind: str
-    """What changes on the way."""
-
-
-def drawn() -> List[Drawn]:
-    """All that were drawn, in their order."""
+    A class is one of STRATA; "other": no training by PyTorch; "absent": the stored copy has no such file. The
+    kind says what changes on the way.
+    """
     with open(_COUNT, encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [Drawn(row["repository"], row["path"], row["class"], row["kind"]) for row in rows]
+        return list(csv.DictReader(file))
 
 
 def shares() -> Dict[str, float]:
     """How common each stratum is among the training scripts that were drawn."""
-    found = Counter(one.stratum for one in drawn() if one.stratum in STRATA)
+    found = Counter(one["class"] for one in drawn() if one["class"] in STRATA)
     return {stratum: found[stratum] / sum(found.values()) for stratum in STRATA}
 
 
@@ -78,21 +70,20 @@ def weights(items: Sequence[T], stratum: Callable[[T], str]) -> List[Tuple[float
     return [(common[stratum(one)] / sizes[stratum(one)], one) for one in items]
 
 
-def main() -> int:
-    """Print the count."""
+def lines() -> Iterator[str]:
+    """The count as text."""
     rows = drawn()
-    counts = Counter(one.stratum for one in rows)
-    training = [one for one in rows if one.stratum in STRATA]
-    print(
+    counts = Counter(one["class"] for one in rows)
+    training = [one for one in rows if one["class"] in STRATA]
+    yield (
         f"{len(rows)} drawn: {len(training)} train with PyTorch, {counts['other']} do not, "
         f"{counts['absent']} are not in the stored copy"
     )
     for stratum in STRATA:
-        print(f"{stratum:<10}{counts[stratum]:>4}{100 * counts[stratum] / len(training):>7.1f} %")
-    for kind, count in Counter(one.kind for one in training if one.kind).most_common():
-        print(f"  {kind:<28}{count:>4}{100 * count / len(training):>7.1f} %")
-    return 0
+        yield f"{stratum:<10}{counts[stratum]:>4}{100 * counts[stratum] / len(training):>7.1f} %"
+    for kind, count in Counter(one["kind"] for one in training if one["kind"]).most_common():
+        yield f"  {kind:<28}{count:>4}{100 * count / len(training):>7.1f} %"
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(print_lines(lines))

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from lab.fit.workspace_files import to_bytes
+from lab.fit.workspaces import to_bytes
 from lab.places import NARROW_CHECK, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem import estimate

@@ -14,7 +14,8 @@ from typing import Any, Dict, List
 import pytest
 
 from lab.ground_truth import load_ground_truth, part_of
-from lab.score.accuracy import Score, figures, grouped, quantile, score, worst
+from lab.score.accuracy import Score, grouped, score, worst
+from lab.score.figures import figures, quantile
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.units import MIB
 

@@ -71,13 +71,7 @@ def test_runs_that_were_not_traced_are_failures_of_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    written = tmp_path / "answers.jsonl"
     folder = tmp_path / "data"
     folder.mkdir()
-    assert main([str(_data(folder, 1000)), "--traces", str(tmp_path), "--json", str(written)]) == 0
+    assert main([str(_data(folder, 1000)), "--traces", str(tmp_path)]) == 0
     assert "not traced" in capsys.readouterr().out
-    assert {json.loads(line)["kind"] for line in written.read_text().splitlines()} == {
-        "torchsummary",
-        "print",
-        "trace",
-    }

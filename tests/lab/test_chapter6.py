@@ -5,16 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 from typing import List
 
 import pytest
 
 from lab.chapter6 import published
-from lab.chapter6.make_traces import ESTIMATORS, GIVES_UP_MIB, KINDS, MIXES, Measured, make_trace
 from lab.chapter6.study import Results, main, own_traces, report, run_all
 from slurm_gpumem.simulation.compare import values_of
-from slurm_gpumem.utilization.interference import JobLoad
 from tests.docs.desk import ROOT, run_page
 from tests.docs.pages import Screen, read_page, trimmed
 
@@ -63,30 +60,22 @@ def test_the_page_shows_what_the_authors_traces_give() -> None:
     assert trimmed(done.stdout.splitlines()) == trimmed(authors.steps[0].shown)
 
 
-@pytest.mark.parametrize("tasks", [60, 90])
-def test_the_traces_have_the_published_mix(tasks: int) -> None:
+@pytest.mark.parametrize(("tasks", "light", "on_two_gpus"), [(60, 9, 3), (90, 58, 6)])
+def test_the_traces_have_the_published_mix(tasks: int, light: int, on_two_gpus: int) -> None:
     jobs = own_traces()[tasks]
     assert len(jobs) == tasks
-    assert sum(job.gpus == 2 for job in jobs) == MIXES[tasks].on_two_gpus
+    assert sum(job.gpus == 2 for job in jobs) == on_two_gpus
     assert max(job.peak_mib for job in jobs) <= 28_672
-    small = sum(job.peak_mib <= KINDS["light"].memory_mib[1] for job in jobs)
-    assert small == MIXES[tasks].counts["light"]
-    assert set(jobs[0].estimates) == {*ESTIMATORS.values(), "gpumemnet-refit"}
+    assert sum(job.peak_mib <= 2560 for job in jobs) == light
+    assert set(jobs[0].estimates) == {"text", "trace", "horus", "faketensor", "gpumemnet", "gpumemnet-refit"}
 
 
 def test_faketensor_gives_up_on_transformers_as_the_authors_does() -> None:
     jobs = [job for trace in own_traces().values() for job in trace]
     for large in (True, False):
         told = [job.estimates["faketensor"] for job in jobs if (job.gpus == 2) == large]
-        assert (min(told) == GIVES_UP_MIB) == large
-
-
-def test_the_same_seed_makes_the_same_trace() -> None:
-    load = JobLoad(0.5, 0.2, 0.2, 0.03)
-    candidates = [Measured(f"{family}{mib}", family, mib, load, {}) for family in ("cnn", "causal-lm")
-                  for mib in (1000, 9000, 20_000)]  # fmt: skip
-    first, second = (make_trace(candidates, MIXES[60], Random(5)) for _ in range(2))
-    assert first == second
+        # More than any GPU has.
+        assert (min(told) == 1_000_000) == large
 
 
 def test_what_the_chapter_concludes_holds_in_the_simulation(results: Results) -> None:

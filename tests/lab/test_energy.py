@@ -24,7 +24,7 @@ def test_modelled_energy_of_sharing_is_near_what_was_measured() -> None:
 
 
 def test_the_power_in_use_is_the_one_that_fits_the_measured_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
+    assert main() == 0
     fitted, used = capsys.readouterr().out.splitlines()[:2]
     for number in ("102.6", "444.5", "188.0"):
         assert number in fitted

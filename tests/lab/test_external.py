@@ -27,7 +27,7 @@ def test_one_constant_explains_a_machine_that_differs_by_one(runs: Path) -> None
     assert external.raw(made).median_error > 0.03
     after = external.after_one_constant(made)
     assert after.median_error < 0.001
-    assert after.below == 0
+    assert after.under_request == 0
 
 
 def test_what_pytorch_reserved_is_compared_without_the_context(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from slurm_gpumem.summaries.trace_types import Convolution
 np = pytest.importorskip("numpy", reason="fitting needs the [train] extra")
 pytest.importorskip("sklearn", reason="fitting needs the [train] extra")
 
-from lab.fit.fourier import Cases, as_file, check, check_packaged  # noqa: E402
+from lab.fit.fourier import Cases, as_file  # noqa: E402
 
 
 def measured(channels: int, rows: int, call: str = "weight", kernel: int = 3) -> MeasuredCall:
@@ -50,20 +50,3 @@ def test_trees_that_are_written_and_read_answer_as_they_were_fitted(tmp_path: Pa
 def test_other_calls_and_kernels_of_one_tap_are_no_cases() -> None:
     others = [measured(16, 64, call="input"), measured(16, 64, kernel=1)]
     assert len(Cases([*some(), *others]).calls) == len(some())
-
-
-def test_the_check_counts_what_left_out_shapes_are_taken_for() -> None:
-    lines = check(Cases(some()))
-    assert [line for line in lines if line.endswith("left out:")] == [
-        "shapes left out:",
-        "pairs of channels left out:",
-    ]
-    assert "42 of 90 are by transforms" in lines[1]
-
-
-def test_the_packaged_trees_are_checked_on_calls_of_their_own() -> None:
-    title, counts, alone, beside = check_packaged(Cases(some()))
-    assert title == "drawn to check:"
-    assert "42 of 90 are by transforms (balanced accuracy" in counts
-    assert "trees alone" in alone
-    assert "with transforms" in beside

@@ -20,8 +20,8 @@ def test_a_call_that_made_other_results_is_left_out() -> None:
 
 def test_a_missing_library_is_named_with_the_way_to_get_it() -> None:
     code = (
-        "import sys; sys.modules['numpy'] = None; from lab.fit import workspaces as fit; "
-        "sys.exit(fit.main([]))"
+        "import sys; sys.modules['numpy'] = None; from lab.command import exit_code; "
+        "from lab.fit import workspaces as fit; sys.exit(exit_code(fit.main))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2

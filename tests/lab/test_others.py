@@ -10,8 +10,7 @@ import pytest
 
 from lab.ground_truth import GroundTruth
 from lab.others.jobs import EACH, chosen_jobs
-from lab.others.score import read_rows, table
-from lab.places import OTHER_ESTIMATORS
+from lab.others.score import stored_rows, table
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator import FREE
 from slurm_gpumem.units import MIB
@@ -51,7 +50,7 @@ def test_the_table_on_the_page_is_what_the_command_prints(ground_truth: GroundTr
     assert 60 <= len(truth.runs) <= 3 * EACH
     assert len({run.row["model"] for run in truth.runs}) == len(truth.runs)
     page = PAGE.read_text(encoding="utf-8")
-    for line in table(read_rows([OTHER_ESTIMATORS]), truth):
+    for line in table(stored_rows(), truth):
         assert line in page
 
 

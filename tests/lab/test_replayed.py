@@ -21,8 +21,7 @@ def test_jobs_under_a_limit_are_slowed_down_as_much_as_was_measured(run: str) ->
 
 
 def test_small_shares_that_go_around_large_ones_end_a_short_queue_sooner() -> None:
-    path = replayed.DOCS / "rehearsal-limit" / "solo.jsonl"
-    solo = {row["kind"]: row for row in replayed.rows_of(path) if "kind" in row}
+    solo = replayed.rates_of(replayed.DOCS / "rehearsal-limit")
     strict, flowing = (short_queue.played(solo, 3.5, patience) for patience in (0.0, 3600.0))
     assert flowing.completion < strict.completion < 0.5
     assert flowing.worst <= 3.5

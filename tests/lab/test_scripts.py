@@ -11,8 +11,8 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from lab.ground_truth import open_text
 from lab.places import SCRIPT_ROWS
+from lab.rows import open_text
 from lab.scripts import measure, run, score, strata
 from lab.scripts.lists import HERE, LISTS, Prepared, Script, load_list
 from slurm_gpumem.errors import UsageError
@@ -243,9 +243,9 @@ def test_a_blind_list_has_both_strata_of_repositories_that_no_other_list_names(n
 
 
 def test_sixty_training_scripts_were_counted_and_every_change_has_its_kind() -> None:
-    found = [one for one in strata.drawn() if one.stratum in strata.STRATA]
+    found = [one for one in strata.drawn() if one["class"] in strata.STRATA]
     assert len(found) == 60
-    assert all(bool(one.kind) == (one.stratum == "changes") for one in found)
+    assert all(bool(one["kind"]) == (one["class"] == "changes") for one in found)
     assert sum(strata.shares().values()) == pytest.approx(1.0)
 
 

@@ -24,9 +24,9 @@ def test_without_calibration_a_request_holds_whichever_published_context_it_meet
     name: str, jobs: List[Played]
 ) -> None:
     unknown = played(jobs, NAMES[name], NOTHING)
-    assert unknown.runs >= 20
+    assert unknown.count >= 20
     # Of so few, one is more than 3 %.
-    assert unknown.below * unknown.runs <= 1
+    assert unknown.under_request * unknown.count <= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,7 +35,7 @@ def test_who_knows_how_modules_are_loaded_has_the_peak_within_8_percent(
 ) -> None:
     known = played(jobs, NAMES[name], LOADING)
     assert known.median_error <= 0.08
-    assert known.below * known.runs <= 1
+    assert known.under_request * known.count <= 1
 
 
 def test_without_any_word_the_peak_is_that_of_most_documented_environments(jobs: List[Played]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
-
 import pytest
 
 from lab.fit.folds import collection_of, fold_of, fold_of_job
 from lab.score import sets as set_accuracy
 from lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
-from lab.score.knob import points, svg, table_lines
+from lab.score.knob import points, table_lines
 from lab.score.utilization import Judged, again_line, classes, errors
 from lab.shared_speeds import simple_speed
 from lab.utilization_runs import SharedSet, Solo, load_sets, load_solo
@@ -74,7 +72,7 @@ def test_classes_are_cut_at_the_published_edges() -> None:
 def judged(run: Solo, got: float, leaning: float) -> Judged:
     values = {**run.values, "sm_active": got}
     intervals = dict.fromkeys(run.values, (0.0, 1.0))
-    return Judged(run, "torchinfo", "summary", values, intervals, False, leaning)
+    return Judged(run, "torchinfo", "summary", values, intervals, leaning)
 
 
 def test_figures_count_points_of_percent_and_found_busy_jobs(runs: list[Solo]) -> None:
@@ -117,4 +115,3 @@ def test_the_knob_buys_work_with_speed() -> None:
         assert p.low >= 1 / p.knob - 1e-6
     assert found[0].work < found[-3].work
     assert len(table_lines(found)) == len(found) + 2
-    assert ElementTree.fromstring(svg(found, load_sets())).tag.endswith("svg")

@@ -2,9 +2,8 @@
 
 A convolution is tried when it is met for the first time, beside what lives then, and after each try PyTorch
 gives all cached memory back: allocation events that were recorded on an H200 show both, and the peaks of
-measured runs follow from it (`python -m lab.score.benchmark_tries`). That each thread keeps its
-own choices, so that what a checkpoint computes again in the backward pass is tried again there, is not
-measured.
+measured runs follow from it (`python -m lab.score.tries`). That each thread keeps its own choices, so that
+what a checkpoint computes again in the backward pass is tried again there, is not measured.
 """
 
 from __future__ import annotations

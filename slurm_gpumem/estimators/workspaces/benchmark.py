@@ -13,7 +13,7 @@ positions and a few hundred channels tries 28 GiB.
 
 Which algorithms cuDNN names first depends on its heuristics, so this is the most that is tried. What an H200
 with cuDNN 9.19 tried is in tests/estimators/data/tried-h200.jsonl, and `test_workspaces` compares; the peaks
-of whole runs are compared by `python -m lab.score.benchmark_tries`.
+of whole runs are compared by `python -m lab.score.tries`.
 """
 
 from __future__ import annotations
