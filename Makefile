@@ -42,11 +42,11 @@ TORCH := torch==2.13.0
 TORCH_PYTHONS := 3.10 3.11 3.12 3.13 3.14 3.15
 # Every version from the oldest supported on; those that are not on the PATH are listed and left out.
 PYTHONS := 3.9 $(TORCH_PYTHONS)
-# Tests with daemons mostly wait, so one worker more than cores pays off; no test of these runs has a bound on time.
-WORKERS := $(shell n=$$(nproc); echo $$((n > 5 ? 6 : n + 1)))
+# Tests with daemons mostly wait, so two workers more than cores pay off; no test of these runs has a bound on time.
+WORKERS := $(shell n=$$(nproc); echo $$((n > 3 ? 6 : n + 2)))
 PYTEST := $(BIN)/python -m pytest
 # A worker that dies fails the run.
-IN_PARALLEL := -n $(WORKERS) --dist loadfile --max-worker-restart=0
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 # No bound on time, and nothing of tests/long_tests.txt.
 GATE := not timing and not long
 

@@ -54,6 +54,8 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     "simulation": {"config", "estimators", "formats", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
     "lab": {
+        "adapters",
+        "devcluster",
         "estimators",
         "simulation",
         "site",
