@@ -46,7 +46,7 @@ PYTHONS := 3.9 $(TORCH_PYTHONS)
 WORKERS := $(shell n=$$(nproc); echo $$((n > 3 ? 6 : n + 2)))
 PYTEST := $(BIN)/python -m pytest
 # A worker that dies fails the run.
-IN_PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+IN_PARALLEL := -n $(WORKERS) --dist loadfile --max-worker-restart=0
 # No bound on time, and nothing of tests/long_tests.txt.
 GATE := not timing and not long
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
@@ -23,7 +22,6 @@ settings.load_profile("gpumem")
 
 ClusterFactory = Callable[..., Cluster]
 CLUSTER_FIXTURES = {"cluster", "make_cluster", "make_module_cluster"}
-TRACING = Path(__file__).with_name("tracing")
 COLLECTED: pytest.StashKey[List[str]] = pytest.StashKey()
 """All tests of the files that were asked for, before any is deselected."""
 
@@ -51,14 +49,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
             item.add_marker("long")
         if CLUSTER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slurm")
-    # Files whose tests wait for daemons or traces begin first, or one worker has them alone at the end.
-    weights = Counter(item.path for item in items if _is_slow(item))
-    items.sort(key=lambda item: -weights[item.path])
-
-
-def _is_slow(item: pytest.Item) -> bool:
-    waits = item.get_closest_marker("slurm") is not None or TRACING in item.path.parents
-    return waits and item.get_closest_marker("long") is None
 
 
 @pytest.fixture(scope="session")
