@@ -68,6 +68,8 @@ class FastForward:
         self._calm = calm
         self._states = ModelStates()
         self._answers: Dict[Any, _Answer] = {}
+        self._before: Dict[Any, Tuple[int, int]] = {}
+        """The cycle in which each call was run first, and the most bytes that it was run beside."""
         self._last: Dict[Any, _Answer] = {}
         """Of calls with inputs of growing sizes."""
         self._counts: Dict[Any, int] = {}
@@ -115,7 +117,7 @@ class FastForward:
         # An evaluation without no_grad keeps its graph, beside which others may be called.
         graph = trains or (torch.is_grad_enabled() and learns)
         usual = self._usual(key) if graph else True
-        usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS)
+        usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS or self._is_repeated(key))
         usual = usual and not (trains and self.whole) and not _transformed(args, kwargs, module)
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
@@ -128,6 +130,8 @@ class FastForward:
             if grown is not None:
                 self.skipped(module, (args, kwargs))
                 return self._again(self._grown(growing, grown), (args, kwargs))
+        cycle, beside = self._before.get(key, (self._recorder.cycles, 0))
+        self._before[key] = cycle, max(beside, self._recorder.live_bytes)
         blocks = self._recorder.blocks
         before = len(blocks)
         self._places.named_inputs = kwargs
@@ -172,6 +176,12 @@ class FastForward:
     def varies(self) -> bool:
         """Whether training gives a model batches of many shapes."""
         return any(len(keys) >= _MANY_SHAPES for keys in self._batches.values())
+
+    def _is_repeated(self, key: Any) -> bool:
+        """Whether an earlier evaluation had it, beside as much: growing texts have each length once."""
+        cycle, beside = self._before.get(key, (self._recorder.cycles, 0))
+        repeated = cycle < self._recorder.cycles and self._recorder.live_bytes <= beside
+        return bool(repeated and self._calm())
 
     def _usual(self, key: Any) -> bool:
         """Whether a cycle with this call is as long as one that was run."""

@@ -196,7 +196,8 @@ class Rounds:
             running.at += running.following(frame, {})
             # What only inner loops count is known after some rounds.
             if not running.total and running.trained == FEW:
-                running.total = running.end(frame) or running.at
+                end = running.end(frame)
+                running.total, running.endless = end or running.at, not end
         running.taken = self._tracer.steps.taken
 
     # -- How far it is -----------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class Rounds:
     def seen(self) -> str:
         """Of the outermost training loop that is at work: "2 of 30 epochs"; "" where none is."""
         for one in (*self.running, *self._waiting.values()):
-            if one.trained and one.total > 1:
+            if one.trained and one.total > 1 and not one.endless:
                 if one.at + 1 >= one.total:
                     return f"{one.total - 1:,} of {one.total:,} {one.called} and a part of the last"
                 return f"{one.at + 1:,} of {one.total:,} {one.called}"

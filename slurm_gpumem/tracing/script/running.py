@@ -32,6 +32,8 @@ class Running:
         self.loop = loop
         self.total = total
         """Of its rounds; 0: not known yet."""
+        self.endless = False
+        """Whether nothing in its code says when it ends: it is run as it is."""
         self.at = self.taken = 0
         """The round that it is in, and steps that had been taken when a loop by `while` was last asked."""
         self.trained = 0
