@@ -116,7 +116,7 @@ def ask_nvidia_smi(here: str, *, timeout_s: float = 10.0) -> Optional[NodeGroup]
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, timeout=timeout_s, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:
         return None

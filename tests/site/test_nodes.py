@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, List, Tuple
 
 import pytest
@@ -11,6 +12,7 @@ from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.site.nodes import (
     GpuGroup,
     ask_cluster,
+    ask_nvidia_smi,
     parse_descriptions,
     parse_nvidia_smi,
     type_of,
@@ -46,6 +48,15 @@ def test_a_wrong_description_shows_a_right_one(text: str) -> None:
 def test_a_type_given_twice_for_the_same_nodes_is_refused() -> None:
     with pytest.raises(UsageError, match="already given"):
         parse_descriptions(["a100:4:40G", "a100:2:40G"], "here")
+
+
+def test_a_folder_on_the_path_that_may_not_be_entered_is_no_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A program that may not be run fails in the same way.
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_nvidia_smi("here") is None
 
 
 def test_nvidia_smi_lines_become_types_with_the_smallest_memory_of_each() -> None:
