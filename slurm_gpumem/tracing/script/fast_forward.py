@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from slurm_gpumem.tracing.script.answers import Again, Answer, Leaf, kept_of
 from slurm_gpumem.tracing.script.growing import Call, GrowingCalls
-from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, kept_by, tensors_in
+from slurm_gpumem.tracing.script.model_state import ModelStates, described, kept_by, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
 
@@ -32,33 +33,6 @@ _MANY_SHAPES = 4
 """Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Leaf:
-    """A tensor of an answer, without it."""
-
-    shape: Tuple[int, ...]
-    dtype: torch.dtype
-    on_gpu: bool
-    needs_gradient: bool
-
-
-@dataclass(frozen=True, eq=False)
-class _Shell:
-    """An object of an answer that has tensors, without them: a distribution with its parameters."""
-
-    kind: type
-    fields: Dict[str, Any]
-
-
-class _Answer(NamedTuple):
-    """What a call gave."""
-
-    leaves: List[Any]
-    spec: Any
-    left: List[Tuple[weakref.ref[nn.Module], str, Any]]
-    """And left in attributes of the model and its layers."""
-
-
 class FastForward:
     """Skips calls whose effect on memory is known."""
 
@@ -67,10 +41,10 @@ class FastForward:
         self._places = places
         self._calm = calm
         self._states = ModelStates()
-        self._answers: Dict[Any, _Answer] = {}
+        self._answers: Dict[Any, Answer] = {}
         self._before: Dict[Any, Tuple[int, int]] = {}
         """The cycle in which each call was run first, and the most bytes that it was run beside."""
-        self._last: Dict[Any, _Answer] = {}
+        self._last: Dict[Any, Answer] = {}
         """Of calls with inputs of growing sizes."""
         self._counts: Dict[Any, int] = {}
         self._cycle = 0
@@ -140,12 +114,12 @@ class FastForward:
         leaves, spec = pytree.tree_flatten(answer)
         kept = kept_by(module)
         if key is not None and all(_has_no_state(leaf) for leaf in leaves) and kept is not None:
-            seen: Dict[int, _Leaf] = {}
-            left = [(weakref.ref(part), name, _leaf(value, seen)) for part, name, value in kept]
-            found = self._answers[key] = _Answer([_leaf(leaf, seen) for leaf in leaves], spec, left)
+            seen: Dict[int, Leaf] = {}
+            left = [(weakref.ref(part), name, kept_of(value, seen)) for part, name, value in kept]
+            found = self._answers[key] = Answer([kept_of(leaf, seen) for leaf in leaves], spec, left)
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
-            plain = not left and all(leaf is None or isinstance(leaf, _Leaf) for leaf in found.leaves)
+            plain = not left and all(leaf is None or isinstance(leaf, Leaf) for leaf in found.leaves)
             if growing is not None and plain:
                 self._last[growing.family] = found
                 shapes = tuple(None if leaf is None else leaf.shape for leaf in found.leaves)
@@ -161,7 +135,7 @@ class FastForward:
         recorder = self._recorder
         return Call((*key[:-1], kinds), shapes, len(recorder.phases), recorder.live_bytes)
 
-    def _grown(self, call: Call, shapes: List[Any]) -> _Answer:
+    def _grown(self, call: Call, shapes: List[Any]) -> Answer:
         """The last answer of this series, as large as it is by now."""
         last = self._last[call.family]
         pairs = zip(last.leaves, shapes)
@@ -198,9 +172,9 @@ class FastForward:
         shapes = tuple(described(leaf) for leaf in leaves)
         return (id(module), self._states.of(module), torch.is_grad_enabled(), str(spec), shapes)
 
-    def _again(self, known: _Answer, given: Any) -> Any:
+    def _again(self, known: Answer, given: Any) -> Any:
         asked = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.requires_grad]
-        again = _Again(asked if torch.is_grad_enabled() else [])
+        again = Again(asked if torch.is_grad_enabled() else [])
         for found, name, leaf in known.left:
             part = found()
             if part is not None:
@@ -260,65 +234,3 @@ def _transformed(args: Any, kwargs: Any, module: nn.Module) -> bool:
 def _has_no_state(leaf: Any) -> bool:
     """Whether a value is no cache of keys and values, which grows with every call."""
     return isinstance(leaf, Tensor) or not hasattr(leaf, "get_seq_length")
-
-
-def _leaf(value: Any, seen: Dict[int, _Leaf], depth: int = 0) -> Any:
-    """What is kept of a value: nothing that holds memory."""
-    if isinstance(value, Tensor):
-        with torch._C.DisableTorchFunction():
-            on_gpu = value.device.type == "meta"
-        made = _Leaf(tuple(value.shape), value.dtype, on_gpu, value.requires_grad)
-        return seen.setdefault(id(value), made)
-    if depth > DEEPEST or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
-        return value
-    fields = {
-        name: pytree.tree_map(lambda one: _leaf(one, seen, depth + 1), field)
-        for name, field in vars(value).items()
-    }
-    kept = (one for field in fields.values() for one in pytree.tree_leaves(field))
-    return _Shell(type(value), fields) if any(isinstance(one, (_Leaf, _Shell)) for one in kept) else value
-
-
-class _Again:
-    """Makes what is kept of an answer into an answer."""
-
-    def __init__(self, asked: List[Tensor]) -> None:
-        self._asked = asked
-        """Inputs whose gradients may be asked for: a gradient penalty does."""
-        self._tensors: Dict[int, Tensor] = {}
-
-    def made(self, leaf: Any) -> Any:
-        if isinstance(leaf, _Shell):
-            made: Any = object.__new__(leaf.kind)
-            for name, field in leaf.fields.items():
-                vars(made)[name] = pytree.tree_map(self.made, field)
-            return made
-        if not isinstance(leaf, _Leaf):
-            return leaf
-        if id(leaf) not in self._tensors:  # a tensor that has two names is one
-            linked = leaf.needs_gradient and self._asked
-            self._tensors[id(leaf)] = _Linked.apply(leaf, *self._asked) if linked else _tensor(leaf)
-        return self._tensors[id(leaf)]
-
-
-class _Linked(torch.autograd.Function):
-    """From the inputs of a call that is not run to its answer: there are gradients, of the right shapes, and
-    gradients of these."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: _Leaf, *inputs: Tensor) -> Any:
-        ctx.save_for_backward(*inputs)
-        return _tensor(leaf).detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        inputs = ctx.saved_tensors
-        return (None, *(_Linked.apply(_leaf(one.detach(), {}), *inputs) for one in inputs))
-
-
-def _tensor(leaf: _Leaf) -> Tensor:
-    device = "cuda" if leaf.on_gpu else "cpu"
-    if not leaf.needs_gradient:
-        return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
-    base = torch.empty((), dtype=leaf.dtype, device=device, requires_grad=True)
-    return base.expand(leaf.shape).clone()

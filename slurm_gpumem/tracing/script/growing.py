@@ -74,7 +74,8 @@ class GrowingCalls:
         longest = max(to / max(start, 1) for start, to in zip(before, now))
         if longest >= _LONGER or call.live_bytes + _LONGER**2 * series.nbytes > peak_bytes:
             return None
-        return _moved(series.answer, series.answer_step, _steps(before, now, series.step))
+        steps = _steps(before, now, series.step)
+        return None if steps is None else _moved(series.answer, series.answer_step, steps)
 
     def ran(self, call: Call, answer: Shapes, nbytes: int) -> None:
         """A call was run, and this is what it was answered."""
@@ -100,13 +101,17 @@ def _difference(before: Call, now: Call) -> Dims:
     return step if same and min(step, default=0) >= 0 and any(step) else ()
 
 
-def _steps(before: Dims, now: Dims, step: Dims) -> int:
-    return next((to - start) // by for start, to, by in zip(before, now, step) if by)
+def _steps(before: Dims, now: Dims, step: Dims) -> Optional[int]:
+    """How often the inputs have grown by a step; None where that is not all that differs: another batch."""
+    steps = next((to - start) // by for start, to, by in zip(before, now, step) if by)
+    exact = all(to - start == steps * by for start, to, by in zip(before, now, step))
+    return steps if exact else None
 
 
-def _growth(before: Shapes, now: Shapes, steps: int) -> Optional[Dims]:
+def _growth(before: Shapes, now: Shapes, steps: Optional[int]) -> Optional[Dims]:
     """Of an answer in one step; None where it does not grow evenly, or is another kind of answer."""
-    if [shape and len(shape) for shape in before] != [shape and len(shape) for shape in now] or steps < 1:
+    ranks, ranks_now = ([shape and len(shape) for shape in answer] for answer in (before, now))
+    if not steps or ranks != ranks_now:
         return None
     changes = [to - start for start, to in zip(_flat(before), _flat(now))]
     return None if any(change % steps for change in changes) else tuple(by // steps for by in changes)
