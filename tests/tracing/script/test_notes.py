@@ -39,6 +39,15 @@ for epoch in range(50):
     waited = 0 if loss.item() < best else waited + 1
     if waited == 4: break
 """
+CHANGES = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+marks = set(range(100, 1000000, 150))
+for step in range(1000000):
+    rows = 16 if step in marks else 8
+    model(torch.randn(rows, 64, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 
 
 def test_epochs_that_a_loss_ends_are_noted(tmp_path: Path) -> None:
@@ -49,6 +58,14 @@ def test_epochs_that_a_loss_ends_are_noted(tmp_path: Path) -> None:
     assert traced.facts["ended"]
     ended = "the loop at train.py, line 6, ended itself after 4 of 50 epochs"
     assert any(note.startswith(ended) for note in traced.notes), traced.notes
+
+
+def test_changes_that_there_is_no_time_for_are_noted_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHANGES)
+    command = [sys.executable, "train.py"]
+    traced = trace_command(command, Limits(seconds=120, onward_s=2.0), folder=str(tmp_path))
+    said = "the loop at train.py, line 6, does something else in more of its rounds than there was time for"
+    assert sum(note.startswith(said) for note in traced.notes) == 1, traced.notes
 
 
 def test_graphs_of_a_model_and_a_library_that_misses_triton_are_noted(tmp_path: Path) -> None:
