@@ -147,12 +147,6 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "its batches have many shapes: how much PyTorch keeps of them depends on their order. The "
             "request has a margin for that, which PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True saves",
         )
-    if trace.uses_conv and torch.backends.cudnn.deterministic and not trace.benchmark:
-        found = (
-            *found,
-            "it sets cudnn.deterministic: cuDNN then takes other algorithms, whose workspaces were not "
-            "measured; most such scripts need no more, one needed 1.3 times its request",
-        )
     if all(site.category == "workspace" for site in trace.sites):
         return (
             *found,

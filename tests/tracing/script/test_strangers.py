@@ -187,17 +187,6 @@ F.one_hot(labels)
 """
 
 
-CONVOLVES = """
-import torch
-torch.backends.cudnn.deterministic = FLAG
-model = torch.nn.Conv2d(3, 8, 3).cuda()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(4):
-    model(torch.randn(2, 3, 16, 16, device="cuda")).sum().backward()
-    optimizer.step()
-"""
-
-
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
     limits = Limits(seconds=120.0, onward_s=onward_s)
@@ -303,10 +292,3 @@ def test_only_batches_of_models_have_many_shapes_not_pictures_of_transforms_nor_
 ) -> None:
     summary = parse(_traced(tmp_path, text).summary.decode(), origin="traced")
     assert any("many shapes" in warning for warning in summary.warnings) == warned
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_deterministic_convolutions_are_warned_of(tmp_path: Path, deterministic: bool) -> None:
-    text = CONVOLVES.replace("FLAG", str(deterministic))
-    summary = parse(_traced(tmp_path, text).summary.decode(), origin="traced")
-    assert any("cudnn.deterministic" in warning for warning in summary.warnings) == deterministic
