@@ -138,8 +138,11 @@ MAY_RUN_SLURM = {"slurm", "devcluster"}
 
 def _commands_named(path: Path) -> set[str]:
     """Slurm programs that stand where a command does: first in a list or tuple, or first in a call."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found: set[str] = set()
+    source = path.read_text()
+    if not any(name in source for name in SLURM_PROGRAMS):
+        return found
+    for node in ast.walk(ast.parse(source)):
         words: list[ast.expr] = []
         if isinstance(node, (ast.List, ast.Tuple)):
             words = node.elts
