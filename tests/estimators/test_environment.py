@@ -6,7 +6,6 @@ from typing import Tuple
 
 import pytest
 
-from lab.ground_truth import load_ground_truth
 from slurm_gpumem import Estimate, estimate
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
@@ -22,6 +21,7 @@ from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
+from tests.support.measured_texts import texts_in
 
 RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
@@ -162,7 +162,7 @@ def test_a_trace_asks_for_what_its_own_workspaces_may_add_where_nobody_measured_
 
 
 def test_a_model_that_lives_by_workspaces_asks_for_more_than_any_share_of_its_peak() -> None:
-    summary = read_summary(load_ground_truth().texts["torchvision/vgg16@224"]["torchinfo_deep"])
+    summary = read_summary(texts_in()["torchvision/vgg16@224"]["torchinfo_deep"])
     found = run("auto", summary, TrainingJob(64), find_gpu("a100", NOWHERE))
     assert found.estimator == "trace"
     assert found.margin.workspace_mib > found.peak_mib // 5
