@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -126,6 +127,24 @@ def test_importing_it_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {"numpy", "torch", "rich", "sklearn", "pydantic"} & set(loaded.split())
+
+
+def test_an_estimate_loads_nothing_whose_start_takes_as_long_as_the_estimate(tmp_path: Path) -> None:
+    summary = PACKAGE.parent / "docs" / "examples" / "resnet50.txt"
+    command = [sys.executable, "-X", "importtime", "-m", "slurm_gpumem", "estimate", str(summary)]
+    done = subprocess.run(
+        [*command, "--batch-size", "128", "--gpu", "h200"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    loaded = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.M))
+    assert "slurm_gpumem.estimators.allocator" in loaded
+    slow = {"hashlib", "subprocess"}
+    if sys.version_info < (3, 14):  # from there on, argparse loads these
+        slow |= {"dataclasses", "inspect"}
+    assert not slow & loaded
 
 
 SLURM_PROGRAMS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Tuple
 
 import pytest
@@ -163,7 +162,7 @@ def test_a_model_that_returns_its_loss_first_is_estimated_by_its_logits() -> Non
         Layer("Linear", ((2, 10),), ((2, 64),), params=650, depth=1, name="head"),
     )
     plain = ModelSummary("test", rows, name="Classifier", batch=2, input_shapes=((2, 64),), total_params=650)
-    with_loss = replace(plain, layers=(rows[0]._replace(outputs=((), (2, 10))), rows[1]))
+    with_loss = plain._replace(layers=(rows[0]._replace(outputs=((), (2, 10))), rows[1]))
     job, gpu = TrainingJob(BATCH), find_gpu("h200")
     assert simulate(with_loss, job, gpu)[1] == simulate(plain, job, gpu)[1]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, Dict, List, Tuple
@@ -323,10 +322,10 @@ def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
     assert summary.trace is not None
     assert not summary.trace.benchmark
     plain = estimate(summary, gpu="h200")
-    tried = estimate(replace(summary, trace=summary.trace._replace(benchmark=True)), gpu="h200")
+    tried = estimate(summary._replace(trace=summary.trace._replace(benchmark=True)), gpu="h200")
     assert 2400 < tried.peak_mib - plain.peak_mib < 2800
     assert tried.request_mib > 1.1 * (tried.peak_mib - tried.parts["context"]) + tried.parts["context"]
-    with_it = replace(summary, trace=summary.trace._replace(benchmark=True))
+    with_it = summary._replace(trace=summary.trace._replace(benchmark=True))
     assert with_it.trace is not None
     large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).autotuned for size in (80_000, 2048))
     assert large > 2400 * MIB

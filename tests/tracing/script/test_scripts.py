@@ -475,7 +475,7 @@ def test_the_work_of_a_step_is_that_of_one_that_ran_whole(
 ) -> None:
     trace = read_summary(runs[name].result().summary.decode()).trace
     assert trace is not None
-    products = [one.phase for one in trace.kernels for _ in range(one.count) if one.kind == "gemm"]
+    products = [one.phase for one in trace.kernels for _ in range(one.times) if one.kind == "gemm"]
     assert (products.count("forward"), products.count("backward")) == (2, 3)
     assert any(kernel.phase == "optimizer" for kernel in trace.kernels)
 
