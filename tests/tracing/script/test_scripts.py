@@ -31,7 +31,7 @@ def data(n): return torch.randn(n, 256), torch.randint(0, 10, (n,))
 SCRIPTS: Dict[str, str] = {
     "evaluates-late": """
 model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
-for step in range(400):
+for step in range(150):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     if step % 50 == 49:
@@ -44,7 +44,7 @@ for step in range(400):
 """,
     "trains-only": """
 model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
-for step in range(400):
+for step in range(60):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
@@ -348,14 +348,10 @@ def _error(run: Future[TracedScript]) -> str:
 
 
 def test_a_validation_after_fifty_steps_is_seen_and_counts(runs: Dict[str, Future[TracedScript]]) -> None:
-    late = runs["evaluates-late"].result().facts
+    late, plain = runs["evaluates-late"].result().facts, runs["trains-only"].result().facts
     assert {"evaluate", "checkpoint"} <= set(late["phases"])
     # 65,536 rows of 1,024 numbers and the 256 that they are made of.
-    assert late["peak_bytes"] > 65536 * (1024 + 256) * 4
-
-
-def test_training_alone_takes_less_than_a_validation(runs: Dict[str, Future[TracedScript]]) -> None:
-    assert runs["trains-only"].result().facts["peak_bytes"] < 65536 * (1024 + 256) * 4
+    assert late["peak_bytes"] > 65536 * (1024 + 256) * 4 > plain["peak_bytes"]
 
 
 def test_what_comes_after_training_on_batches_that_are_never_alike_is_seen(
