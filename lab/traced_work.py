@@ -34,7 +34,7 @@ def line_of(key: str, trace: Trace, job: TrainingJob, params: int) -> str:
     for kernel in trace.kernels:
         names = [KERNELS.index(kernel.kind), PHASES.index(kernel.phase), DTYPES.index(kernel.dtype)]
         sizes = [evaluate(size, job.batch_size) for size in (kernel.bytes, *kernel.sizes)]
-        rows.append([*names, kernel.count, *sizes])
+        rows.append([*names, kernel.times, *sizes])
     content = {
         "key": key,
         "way": trace.way,

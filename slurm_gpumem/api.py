@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
 from slurm_gpumem.config.schema import JOB_KEYS
@@ -133,7 +133,7 @@ def estimate(
     resolved = resolve_job(model, stated, input=input, gpus=gpus)
     refuse_guess(resolved.summary, estimator)
     found = estimate_with_utilization(estimator, resolved.summary, resolved.job, find_gpu(gpu), coverage)
-    return replace(found, warnings=(*found.warnings, *resolved.notes)) if resolved.notes else found
+    return found._replace(warnings=(*found.warnings, *resolved.notes)) if resolved.notes else found
 
 
 def decide(

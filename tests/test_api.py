@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -97,7 +96,7 @@ def test_python_and_the_command_estimate_the_same_job_of_a_traced_summary(tmp_pa
         optimizer="sgd", grad_accumulation=4, checkpointing=True, channels_last=True
     )
     path = tmp_path / "traced.json"
-    path.write_text(to_json(replace(summary, trace=summary.trace._replace(job=traced))))
+    path.write_text(to_json(summary._replace(trace=summary.trace._replace(job=traced))))
     for options, words in (
         ({}, []),
         ({"batch_size": 8, "optimizer": "SGD"}, ["--batch-size=8", "--optimizer=SGD"]),
@@ -107,7 +106,7 @@ def test_python_and_the_command_estimate_the_same_job_of_a_traced_summary(tmp_pa
         env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "GPUMEM_SITE_CONFIG": str(tmp_path / "none")}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
         printed = json.loads(done.stdout)
-        assert printed["job"] == asdict(e.job)
+        assert printed["job"] == e.job._asdict()
         assert (e.job.checkpointing, e.job.grad_accumulation, e.job.channels_last) == (True, 4, True)
         assert (printed["peak_mib"], printed["request_mib"]) == (e.peak_mib, e.request_mib)
 

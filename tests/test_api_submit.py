@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any, Iterator, List
 
@@ -180,7 +180,7 @@ def test_a_summary_may_be_a_text_or_one_that_was_just_made(site: Job) -> None:
     by_text = decide("job.sh", model=RESNET.read_text(), batch_size=64)
     assert by_text.peak_mib == by_path.peak_mib
     traced = small_summary()
-    decision = decide("job.sh", model=replace(traced, name="MyNet"))
+    decision = decide("job.sh", model=traced._replace(name="MyNet"))
     assert decision.peak_mib == estimate(traced, gpu="a100-40gb").peak_mib
     record = parse_record(decision.options["comment"])
     assert record is not None

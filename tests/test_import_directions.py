@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -128,6 +129,24 @@ def test_importing_it_loads_no_heavy_library(module: str) -> None:
     assert not {"numpy", "torch", "rich", "sklearn", "pydantic"} & set(loaded.split())
 
 
+def test_an_estimate_loads_nothing_whose_start_takes_as_long_as_the_estimate(tmp_path: Path) -> None:
+    summary = PACKAGE.parent / "docs" / "examples" / "resnet50.txt"
+    command = [sys.executable, "-X", "importtime", "-m", "slurm_gpumem", "estimate", str(summary)]
+    done = subprocess.run(
+        [*command, "--batch-size", "128", "--gpu", "h200"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    loaded = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.M))
+    assert "slurm_gpumem.estimators.allocator" in loaded
+    slow = {"hashlib", "subprocess"}
+    if sys.version_info < (3, 14):  # from there on, argparse loads these
+        slow |= {"dataclasses", "inspect"}
+    assert not slow & loaded
+
+
 SLURM_PROGRAMS = {
     "sacct", "sacctmgr", "salloc", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "sprio", "squeue",
     "srun", "sstat",
@@ -138,8 +157,11 @@ MAY_RUN_SLURM = {"slurm", "devcluster"}
 
 def _commands_named(path: Path) -> set[str]:
     """Slurm programs that stand where a command does: first in a list or tuple, or first in a call."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    found: set[str] = set()
+    source = path.read_text()
+    if not any(name in source for name in SLURM_PROGRAMS):
+        return found
+    for node in ast.walk(ast.parse(source)):
         words: list[ast.expr] = []
         if isinstance(node, (ast.List, ast.Tuple)):
             words = node.elts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -106,7 +106,7 @@ def _rows_of(run: MeasuredRun, texts: Mapping[str, str]) -> List[Row]:
 def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
     points: List[Point] = []
     for share, batch in anchors(run.job.batch_size):
-        walk, result = simulate(summary, replace(run.job, batch_size=batch), run.gpu)
+        walk, result = simulate(summary, run.job._replace(batch_size=batch), run.gpu)
         points.append(Point(share, total_mib(result), conditions_of(walk, result)))
     moved = run.gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul) - REFERENCE_CONTEXT_MIB
     model, shown = str(run.row["model"]), shown_group(summary, walk)

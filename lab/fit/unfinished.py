@@ -9,7 +9,6 @@ scripts need many times what their first steps do. Writes models/unfinished.json
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from statistics import median
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 
@@ -56,7 +55,7 @@ def cuts() -> List[Cut]:
 
     def short(row: Row, summary: ModelSummary, trace: Trace) -> Optional[ModelSummary]:
         trains = row["trace_facts"].get("kind", "training") == "training"
-        return replace(summary, trace=cut_short(trace)) if trains else None
+        return summary._replace(trace=cut_short(trace)) if trains else None
 
     return _requested(LISTS, short)
 
@@ -67,7 +66,7 @@ def varied() -> List[Cut]:
 
     def plain(row: Row, summary: ModelSummary, trace: Trace) -> Optional[ModelSummary]:
         many = _MANY in row["trace"] and not trace.unfinished
-        return replace(summary, trace=trace._replace(varied=False)) if many else None
+        return summary._replace(trace=trace._replace(varied=False)) if many else None
 
     return _requested([name for name in LISTS if name != "eighth"], plain)
 

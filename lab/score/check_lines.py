@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Iterator, List, Sequence, Tuple
 
 from lab.ground_truth import GroundTruth, load_ground_truth, summary_of
@@ -51,7 +51,7 @@ def check(summary: ModelSummary, job: TrainingJob, estimator: str, name: str, dr
     for gpu in map(find_gpu, GPUS):
         here = in_environment(gpu, Environment())  # as submissions ask a line
         for batch in sorted(batches):
-            full = registry.run(estimator, summary, replace(job, batch_size=batch), gpu)
+            full = registry.run(estimator, summary, job._replace(batch_size=batch), gpu)
             peak, request = line.memory(batch, here)
             errors.append(max(abs(peak / full.peak_mib - 1), abs(request / full.request_mib - 1)))
     return Checked(name, len(line.text()), tuple(errors))

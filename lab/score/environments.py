@@ -7,7 +7,6 @@ environment, or what people may say of it. What cuDNN chooses differently there 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import List, NamedTuple, Sequence, Tuple
 
 from lab.command import print_lines
@@ -59,7 +58,7 @@ def played(jobs: Sequence[Played], true: Measured, knowledge: str) -> Figures:
     for one in jobs:
         need = one.allocated_mib + contexts[one.libraries]
         if need <= gpu.usable_mib:  # nobody could have measured the others there
-            made = run("corrected", one.summary, replace(one.job, torch=torch, module_loading=loading), gpu)
+            made = run("corrected", one.summary, one.job._replace(torch=torch, module_loading=loading), gpu)
             answers.append(Answer(need, made.peak_mib, made.request_mib))
     return figures(answers)
 

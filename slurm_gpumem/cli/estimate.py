@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import replace
 from typing import List, Sequence, Tuple
 
 from slurm_gpumem.cli.options import (
@@ -181,7 +180,7 @@ def _subject(
         return found.summary, found.job, found.notes
     traced = traced_subject(args.summary, args, settings)
     if traced is not None:
-        job = replace(traced.job, gpus=args.gpus or 1)
+        job = traced.job._replace(gpus=args.gpus or 1)
         return traced.summary, job, traced.notes
     return resolve_job(
         named_summary(args.summary),

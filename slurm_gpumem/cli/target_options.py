@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import named_summary, own_options, seconds
@@ -133,7 +132,7 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     traced = traced_subject(text, args, settings, str(DEFAULT_BATCH))
     gpus = getattr(args, "gpus", 1)
     if traced is not None:
-        job = replace(traced.job, gpus=gpus or 1)
+        job = traced.job._replace(gpus=gpus or 1)
         return Subject(traced.summary, job, given, (*settings.remarks(), *traced.notes))
     summary, presets = named_summary(text), settings.presets()
     resolved = resolve_job(

@@ -4,7 +4,7 @@ A wrong value is an error that names the file and the key, an unknown key a warn
 lay #GPUMEM lines and options on top. Values are NamedTuples, cheap to define: this is the submit path.
 """
 
-from __future__ import annotations
+# Annotations are evaluated here: of those that are strings, each NamedTuple compiles every one.
 
 import os
 from types import MappingProxyType

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
 from math import ceil
 from typing import Mapping, Sequence, Tuple
 
@@ -38,9 +37,8 @@ def with_coverage(estimate: Estimate, coverage: float) -> Estimate:
     margin = estimate.margin
     if not margin.requests:
         said = f"coverage {coverage:g} is not used: the estimator {estimate.estimator} has one request only"
-        return replace(estimate, warnings=(*estimate.warnings, said))
-    return replace(
-        estimate,
+        return estimate._replace(warnings=(*estimate.warnings, said))
+    return estimate._replace(
         request_mib=request_at(margin.requests, coverage),
         margin=margin._replace(coverage=coverage),
         base=estimate.original(),
@@ -60,8 +58,7 @@ def within(estimate: Estimate, gpu: Gpu) -> Estimate:
         f"does not surely fit: the job may need {format_mib(estimate.request_mib)}, and one {gpu.name} has "
         f"{format_mib(gpu.usable_mib)} for jobs; {remedies(estimate, gpu)[0]} tells, a smaller batch helps"
     )
-    return replace(
-        estimate,
+    return estimate._replace(
         peak_mib=estimate.peak_mib - beyond,
         parts={name: size - (beyond if name == "context" else 0) for name, size in estimate.parts.items()},
         floor_mib=min(estimate.floor_mib, gpu.usable_mib),

@@ -9,7 +9,6 @@ one process.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
@@ -46,8 +45,7 @@ def rank_trace(trace: Trace, ranks: int) -> Tuple[Trace, Tuple[str, ...]]:
 def with_nccl(found: Estimate) -> Estimate:
     """The estimate of a rank whose buckets were counted from a text, with NCCL's memory."""
     nccl = NCCL_FIRST_GROUP // MIB
-    return replace(
-        found,
+    return found._replace(
         peak_mib=found.peak_mib + nccl,
         request_mib=found.request_mib + nccl,
         floor_mib=found.floor_mib + nccl,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -115,8 +114,7 @@ def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
     taken = nearest[len(nearest) // 2]
     bare, conv, matmul, both = contexts_of(taken)
     sizes = [_whole(entry) for entries in documented for entry in entries]
-    return replace(
-        gpu,
+    return gpu._replace(
         context_bare_mib=bare,
         context_conv_mib=conv,
         context_matmul_mib=matmul,
@@ -208,14 +206,13 @@ def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convoluti
             found.append(f"cuDNN workspaces on {gpu.name} as measured on an H200{much}")
     if gpu.profile and not gpu.calibrated:
         whole = f"not measured on MIG: context and workspaces on {gpu.name} are those of the whole GPU"
-        estimate = replace(estimate, warnings=(*estimate.warnings, whole))
+        estimate = estimate._replace(warnings=(*estimate.warnings, whole))
     if not found and request == estimate.request_mib and not elsewhere:
         return estimate
     # Few environments are known: the margin is the most that was seen, at any coverage.
     more = request - estimate.request_mib
     base = Base(estimate.peak_mib - elsewhere, request - gpu.context_margin_mib - elsewhere)
-    return replace(
-        estimate,
+    return estimate._replace(
         request_mib=request,
         floor_mib=max(1, estimate.floor_mib - gpu.context_spare_mib),
         margin=estimate.margin._replace(

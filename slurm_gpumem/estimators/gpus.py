@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 
@@ -88,7 +87,7 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
         if found:
             return _instance_gpu(type_name, found, memory_mib, entries)
     if profile and type_name and type_name.strip().lower() not in entries:
-        return replace(closest_gpu(None, memory_mib, site_file), name=type_name, profile=profile)
+        return closest_gpu(None, memory_mib, site_file)._replace(name=type_name, profile=profile)
     matched = _match(type_name, memory_mib, entries) if type_name else None
     row = matched or _nearest_memory(memory_mib, entries)
     gpu = _gpu(row, entries[row])
@@ -105,8 +104,7 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
             cublas_workspace_bytes=gpu.cublas_workspace_bytes,
             source=f"GPU type not in the table: context as for {gpu.name}",
         )
-    return replace(
-        gpu,
+    return gpu._replace(
         name=type_name or gpu.name,
         memory_mib=memory_mib or gpu.memory_mib,
         reserve_mib=reserve_mib,
@@ -162,8 +160,7 @@ def _instance_gpu(
     gpu, profile = whole[at], found[at]
     sms = min(_multiprocessors(one, of) for one, of in zip(found, whole))
     share = sms / (gpu.sms or sms)
-    instance = replace(
-        gpu,
+    instance = gpu._replace(
         name=name,
         memory_mib=memory_mib or min(one.mib for one in found),
         sms=sms,
@@ -183,8 +180,7 @@ def _instance_gpu(
         return instance
     # The site measured on an instance: its fields hold, the rest is part of the whole GPU's.
     measured = _gpu(profile.gpu, {**entries[profile.gpu], **own})
-    return replace(
-        measured,
+    return measured._replace(
         name=name,
         memory_mib=memory_mib or measured.memory_mib,
         sms=measured.sms if "sms" in own else sms,

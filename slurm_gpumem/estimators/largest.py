@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators import registry
@@ -30,7 +30,7 @@ class BatchCurve:
     def at(self, batch: int) -> Estimate:
         """The estimate at a batch size."""
         if batch not in self._known:
-            self._known[batch] = self._again(replace(self._job, batch_size=batch))
+            self._known[batch] = self._again(self._job._replace(batch_size=batch))
         return self._known[batch]
 
     def request_mib(self, batch: int) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from typing import Any, Dict, Mapping, NamedTuple, Optional
 
 from slurm_gpumem.config.paths import beside_site_config
@@ -86,7 +85,7 @@ def adjusted(estimate: Estimate) -> Estimate:
     try:
         constant = load_constants(path).get(plain_gpu(estimate.gpu))
     except (OSError, ValueError) as error:
-        return replace(estimate, warnings=(*estimate.warnings, f"{path} is not used: {error}"))
+        return estimate._replace(warnings=(*estimate.warnings, f"{path} is not used: {error}"))
     return estimate if constant is None else _with(estimate, constant)
 
 
@@ -100,8 +99,7 @@ def _with(estimate: Estimate, constant: GpuConstant) -> Estimate:
         # Few jobs do: what the others took does not make its context smaller.
         move, widen = max(move, 0), max(widen, 0)
     peak = estimate.peak_mib + move
-    return replace(
-        estimate,
+    return estimate._replace(
         peak_mib=peak,
         request_mib=max(peak, estimate.request_mib + widen),
         margin=estimate.margin._replace(
@@ -129,8 +127,7 @@ def with_learned(gpu: Gpu, path: Optional[str] = None) -> Gpu:
         return gpu
     if constant is None:
         return gpu
-    return replace(
-        gpu,
+    return gpu._replace(
         context_margin_mib=0,
         context_spare_mib=0,
         context_bare_mib=max(1, gpu.context_for(conv=False, matmul=False) + constant.mib),

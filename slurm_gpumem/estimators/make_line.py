@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
 from math import ceil
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -127,8 +126,7 @@ class _Sampler:
     def gpu(self, workspace: int, context: int = _CONTEXT_MIB, step: int = 0) -> Gpu:
         """A GPU with this cuBLAS workspace and context; the kinds of context differ by `step`."""
         context -= self._learned
-        return replace(
-            find_gpu("h200"),
+        return find_gpu("h200")._replace(
             # Who reads the line knows how large the job's GPU is.
             memory_mib=MAX_MIB,
             cublas_workspace_bytes=workspace,
@@ -156,7 +154,7 @@ class _Sampler:
         """The most that requests get more on GPUs without them; those mostly have small cuBLAS workspaces."""
         known, shares = self.gpu(_SMALL_WORKSPACE), [0.0]
         for batch in batches:
-            made = self._run(batch, replace(known, workspaces_measured=False))
+            made = self._run(batch, known._replace(workspaces_measured=False))
             shares.append((made.request_mib - self.at(batch, known).request_mib) / made.peak_mib)
         percent = min(999, ceil(max(shares) * 100))
         self.unmeasured_percent = percent if percent > WORKSPACE_MARGIN else None
@@ -171,7 +169,7 @@ class _Sampler:
         return self._known[batch, gpu]
 
     def _run(self, batch: int, gpu: Gpu) -> Estimate:
-        made = self._estimate(replace(self._job, batch_size=batch), gpu)
+        made = self._estimate(self._job._replace(batch_size=batch), gpu)
         self.estimator = made.estimator
         self._progress(len(self._known))
         return made

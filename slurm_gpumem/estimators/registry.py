@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Callable, Iterator, Optional
 
 from slurm_gpumem.errors import SummaryError, UnknownNameError
@@ -133,13 +132,13 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
         known = recognized(summary)
         if traced.trace is not None and known is not None:
             found = _run(name, traced, job, gpu)
-            return replace(found, assumptions=(*said_of(known), *found.assumptions))
+            return found._replace(assumptions=(*said_of(known), *found.assumptions))
     if name == "auto":
         found = _run((DEFAULT if summary.trace is None else TRACE) + SITE_SUFFIX, summary, job, gpu)
         # Whoever decides by it must know that it is a guess.
         guess = summary.trace is None and not summary.has_shapes
         if guess:
-            found = replace(found, margin=found.margin._replace(custom_forward=custom_forward(summary)))
+            found = found._replace(margin=found.margin._replace(custom_forward=custom_forward(summary)))
         return found
     if name.endswith(SITE_SUFFIX):
         from slurm_gpumem.estimators.learned import adjusted
@@ -165,4 +164,4 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
 
         found = with_nccl(found)
     notes = not_simulated(job, here)
-    return replace(found, warnings=(*found.warnings, *notes)) if notes else found
+    return found._replace(warnings=(*found.warnings, *notes)) if notes else found

@@ -6,7 +6,6 @@ whose arguments say what each makes of it. What the text itself shows counts bef
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Optional, Tuple
 
 from slurm_gpumem.errors import SummaryError
@@ -25,7 +24,7 @@ def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
     if summary.has_shapes or summary.trace is not None:
         return _compared(summary, inputs)
     digest = f"{summary.digest} {inputs}" if summary.digest else ""
-    summary = replace(summary, input_shapes=inputs, digest=digest)
+    summary = summary._replace(input_shapes=inputs, digest=digest)
     if recognized(summary) is not None:
         return summary
     from slurm_gpumem.estimators.structural.shapes import MisfitError, flow  # a trace needs none of it
@@ -44,7 +43,7 @@ def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
         f"the text has no shapes: they were computed from the input {said} and each layer's arguments"
     )
     # Not complete: what stands in no layer is missing, and so is what forward does between them.
-    return replace(summary, layers=rows, has_shapes=True, complete=False, warnings=tuple(notes))
+    return summary._replace(layers=rows, has_shapes=True, complete=False, warnings=tuple(notes))
 
 
 def _compared(summary: ModelSummary, inputs: Tuple[Shape, ...]) -> ModelSummary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 
 from slurm_gpumem.errors import NotEstimatedError, UsageError
-from slurm_gpumem.estimators.types import CPU_BUILD, OPTIMIZERS, Estimate, TrainingJob
+from slurm_gpumem.estimators.types import CPU_BUILD, OPTIMIZERS, USUAL_OPTIMIZER, Estimate, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.training_names import NOT_MODELLED, PURE_FP16, plain_name, sharded, sharding
 
@@ -126,7 +126,7 @@ def refuse_untraced(summary: ModelSummary, stated: StatedTraining) -> None:
 
 def optimizer_title(job: TrainingJob, trace: Optional[Trace]) -> str:
     """What changes the weights: the job's optimizer, or one of a trace that has no rule here."""
-    if trace is None or trace.job.optimizer in OPTIMIZERS or job.optimizer != TrainingJob.optimizer:
+    if trace is None or trace.job.optimizer in OPTIMIZERS or job.optimizer != USUAL_OPTIMIZER:
         return job.optimizer_rule.title
     if trace.job.optimizer:
         return trace.job.optimizer

@@ -1,10 +1,9 @@
 """The values that go into an estimate and come out of it."""
 
-from __future__ import annotations
+# Annotations are evaluated here: of those that are strings, each NamedTuple compiles every one.
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES, OptimizerRule
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary
 
 OPTIMIZERS = tuple(OPTIMIZER_RULES)
+USUAL_OPTIMIZER = "adam"
 PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
 LOSSES = ("cross-entropy", "mse", "none")
 INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
@@ -27,13 +27,12 @@ MUCH_CUSTOM = 0.1
 """From this share on, the margin is that of a model whose code is not known."""
 
 
-@dataclass(frozen=True)
-class TrainingJob:
-    """How the model is trained: everything besides the model that decides its memory."""
+class _Training(NamedTuple):
+    """The fields of TrainingJob: a NamedTuple itself cannot look at what it is given."""
 
     batch_size: int
     """Samples that one GPU works on at once: a micro-batch under accumulation, one rank's batch under DDP."""
-    optimizer: str = "adam"
+    optimizer: str = USUAL_OPTIMIZER
     precision: str = "fp32"
     gpus: int = 1
     """GPUs of the job, one process on each, which train data parallel; the estimate is for one of them."""
@@ -56,7 +55,24 @@ class TrainingJob:
     cublas_workspace: str = ""
     """CUBLAS_WORKSPACE_CONFIG of the job; "" for PyTorch's default."""
 
-    def __post_init__(self) -> None:
+
+class TrainingJob(_Training):
+    """How the model is trained: everything besides the model that decides its memory."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # type checkers take the fields' own signatures
+
+        def __new__(cls, *args: Any, **fields: Any) -> "TrainingJob":
+            job = super().__new__(cls, *args, **fields)
+            job._check()
+            return job
+
+        @classmethod
+        def _make(cls, values: Iterable[Any]) -> "TrainingJob":
+            return cls(*values)  # `_replace` comes here: what it changes is checked too
+
+    def _check(self) -> None:
         _at_least_one("batch size", self.batch_size)
         _at_least_one("number of GPUs", self.gpus)
         _at_least_one("gradient accumulation", self.grad_accumulation)
@@ -109,8 +125,7 @@ def _one_of(what: str, value: str, known: Tuple[str, ...]) -> None:
         raise UnknownNameError(what, value, list(known))
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """What an estimate must know of a GPU type; an entry of models/gpus.toml."""
 
     name: str
@@ -161,10 +176,10 @@ class Gpu:
         """What the processes of jobs can have of it, their contexts included."""
         return max(1, self.memory_mib - self.reserve_mib)
 
-    def in_shards(self, shard_mib: int) -> Gpu:
+    def in_shards(self, shard_mib: int) -> "Gpu":
         """The same, usable in whole shards only, as Slurm hands them out: the remainder is not used."""
         whole = self.usable_mib // shard_mib * shard_mib
-        return replace(self, reserve_mib=self.memory_mib - whole) if self.reserve_mib and whole else self
+        return self._replace(reserve_mib=self.memory_mib - whole) if self.reserve_mib and whole else self
 
     def context_for(self, *, conv: bool, matmul: bool) -> int:
         """MiB outside the allocator for a job with convolutions and/or matrix products."""
@@ -270,8 +285,7 @@ class Base(NamedTuple):
     """MiB that the site's constant for such GPUs added to the context; None where the site has none."""
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A job's GPU memory before it runs, in MiB, and where every MiB goes."""
 
     peak_mib: int
@@ -309,4 +323,4 @@ class Estimate:
 class Estimator(Protocol):
     """What a module in this folder exports as `estimate`, to be listed in the registry."""
 
-    def __call__(self, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate: ...
+    def __call__(self, summary: "ModelSummary", job: TrainingJob, gpu: Gpu) -> Estimate: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import List, Tuple
 
 from slurm_gpumem.estimators.allocator_settings import allocator_settings, cublas_workspace_of
@@ -13,7 +12,7 @@ from slurm_gpumem.estimators.versions import EXPANDABLE_SEGMENTS, follows, in_ve
 def with_workspaces(gpu: Gpu, job: TrainingJob) -> Gpu:
     """The GPU with the cuBLAS workspaces that the job sets, else those of its PyTorch."""
     size = cublas_workspace_of(job.cublas_workspace)
-    return in_version(gpu, job.torch) if size < 0 else replace(gpu, cublas_workspace_bytes=size)
+    return in_version(gpu, job.torch) if size < 0 else gpu._replace(cublas_workspace_bytes=size)
 
 
 def not_simulated(job: TrainingJob, gpu: Gpu) -> Tuple[str, ...]:

@@ -7,7 +7,6 @@ version (2.11).
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.units import MIB
@@ -111,7 +110,7 @@ def in_version(gpu: Gpu, torch: str) -> Gpu:
     usual = cublas_workspace_bytes(gpu.compute_capability)
     if gpu.calibrated or not gpu.compute_capability or gpu.cublas_workspace_bytes != usual:
         return gpu
-    return replace(gpu, cublas_workspace_bytes=cublas_workspace_bytes(gpu.compute_capability, torch))
+    return gpu._replace(cublas_workspace_bytes=cublas_workspace_bytes(gpu.compute_capability, torch))
 
 
 def differences(torch: str, *, attention: bool) -> Tuple[str, ...]:

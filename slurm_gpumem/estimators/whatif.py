@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Optional
 
 from slurm_gpumem.estimators import largest
@@ -43,11 +43,11 @@ class Alternatives:
 def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int = 1024) -> Alternatives:
     """What half the batch, AMP, checkpointing and a fifth fewer shards would mean for this job."""
     job = estimate.job
-    half = again(replace(job, batch_size=job.batch_size // 2)) if job.batch_size > 1 else None
+    half = again(job._replace(batch_size=job.batch_size // 2)) if job.batch_size > 1 else None
     amp = None
     if job.activation_bytes == 4:
-        amp = again(replace(job, precision=_amp_of(gpu)))
-    checkpointing = None if job.checkpointing else again(replace(job, checkpointing=True))
+        amp = again(job._replace(precision=_amp_of(gpu)))
+    checkpointing = None if job.checkpointing else again(job._replace(checkpointing=True))
     shards = ceil_div(estimate.request_mib, shard_mib)
     fewer = shards * 4 // 5
     batch = largest_batch(job, again, fewer * shard_mib) if fewer else None
@@ -67,7 +67,7 @@ def jump_before(estimate: Estimate, again: Estimating) -> Optional[Jump]:
     below = batch * 7 // 8
     if not estimate.estimator.startswith("trace") or not 0 < below < batch:
         return None
-    other = again(replace(estimate.job, batch_size=below))
+    other = again(estimate.job._replace(batch_size=below))
     grows = estimate.peak_mib - other.peak_mib
     # All of it in proportion to the batch would be this much; the allocator rounds to 20 MiB and more.
     if grows <= JUMP * estimate.peak_mib * (batch - below) / batch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Dict, List, Optional
 
 from slurm_gpumem.estimators.assumptions import assumptions
@@ -30,7 +29,7 @@ def estimate_json(
         "gpu_usable_mib": gpu.usable_mib,
         "fits": chosen.peak_mib <= gpu.usable_mib,
         "surely_fits": chosen.sure_mib <= gpu.usable_mib,
-        "job": asdict(chosen.job),
+        "job": chosen.job._asdict(),
         "model": {
             "name": summary.name,
             "format": summary.format,

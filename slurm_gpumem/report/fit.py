@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.largest import BatchLimit, BatchLimits
@@ -35,7 +34,7 @@ def fit_lines(found: BatchLimits, shard_mib: int, style: Style) -> List[str]:
 
 def fit_json(found: BatchLimits, shard_mib: int, notes: Sequence[str]) -> Dict[str, Any]:
     """The same for programs."""
-    job = asdict(found.job)
+    job = found.job._asdict()
     if found.asked is None:
         del job["batch_size"]
     first = found.limits[0].estimate

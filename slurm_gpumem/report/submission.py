@@ -101,7 +101,6 @@ def explain_submission(plan: Plan) -> List[str]:
     if largest.estimate is None or summary is None:
         given = "is the memory line's" if plan.workload.line else "was given by hand"
         return [f"gpumem: nothing to explain: the GPU memory {given}"]
-    from dataclasses import replace
 
     from slurm_gpumem.estimators import registry
     from slurm_gpumem.estimators.whatif import alternatives
@@ -109,7 +108,7 @@ def explain_submission(plan: Plan) -> List[str]:
 
     estimate, gpu = largest.estimate, largest.gpu
     other = alternatives(estimate, gpu, registry.same_way(estimate, summary, gpu), policy.shard_mib)
-    named = summary if summary.name else replace(summary, name=plan.model_name)
+    named = summary if summary.name else summary._replace(name=plan.model_name)
     lines = explain_lines(named, estimate, gpu, other, policy.shard_mib) + utilization_lines(estimate)
     request = plan.request
     if request is not None and request.units and not request.whole_gpu:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
@@ -65,10 +64,10 @@ def _path(
     """Where it is kept; None for what was measured of earlier runs: the next run changes it."""
     if not summary.digest or name in registry.FROM_RUNS:
         return None
-    from hashlib import blake2b
+    from slurm_gpumem.digest import name_of
 
     parts = (SCHEMA, name, summary.digest, summary.name, job, gpu, coverage, *_rests_on())
-    return cache_path("estimates", blake2b(repr(parts).encode(), digest_size=16).hexdigest())
+    return cache_path("estimates", name_of(repr(parts).encode()))
 
 
 def _rests_on() -> Iterator[Tuple[object, ...]]:
@@ -120,7 +119,8 @@ def _keep(path: str, made: Estimate) -> None:
 
 def _content(made: Estimate) -> Dict[str, Any]:
     """All but the training, which is known."""
-    content = {one.name: getattr(made, one.name) for one in fields(made) if one.name != "job"}
+    content = made._asdict()
+    del content["job"]
     if made.utilization is not None:
         content["utilization"] = made.utilization._asdict()
     return content

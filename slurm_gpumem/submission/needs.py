@@ -224,9 +224,8 @@ def as_active_as_before(estimate: Estimate, percents: Sequence[int]) -> Estimate
     predicted = estimate.utilization
     if predicted is None or not percents:
         return estimate
-    from dataclasses import replace
 
     middle = float(sorted(percents)[len(percents) // 2])
     seen = {**predicted.intervals, "sm_active": (float(min(percents)), float(max(percents)))}
     measured = predicted._replace(sm_active=middle, intervals=seen, source="remembered")
-    return replace(estimate, utilization=measured)
+    return estimate._replace(utilization=measured)

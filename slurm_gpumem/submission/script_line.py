@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -82,7 +81,7 @@ def changed_since(
         return f"its memory line is for batches of {first} to {last}, and the job's is {batch}; {again}"
     if trace is not None and not trace.scalable and trace.job.batch != line.batch:
         return f"its memory line is for batch {line.batch}, and the trace for {trace.job.batch} only; {again}"
-    new = made(replace(job, batch_size=line.batch))
+    new = made(job._replace(batch_size=line.batch))
     if new.estimator != line.estimator:
         return f"its memory line was estimated by {line.estimator}, now {new.estimator} answers; {again}"
     if new != line:

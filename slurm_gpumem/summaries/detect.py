@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 from typing import Any, List, Optional
 
@@ -75,7 +74,7 @@ def _parse_headless(lines: List[str]) -> Optional[ModelSummary]:
             if summary is None:
                 return None
             note = f"the beginning of the table is cut off before line {number + 1}: layers may be missing"
-            return replace(summary, warnings=(note, *summary.warnings), complete=False)
+            return summary._replace(warnings=(note, *summary.warnings), complete=False)
     return None
 
 
@@ -98,4 +97,4 @@ def _mention_others(summary: ModelSummary, others: List[int], used: int) -> Mode
         return summary
     shown = ", ".join(str(line) for line in others[-5:])
     note = f"{len(others) + 1} summaries in one text (also at line {shown}); using the one at line {used}"
-    return replace(summary, warnings=(note, *summary.warnings))
+    return summary._replace(warnings=(note, *summary.warnings))

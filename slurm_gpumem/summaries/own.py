@@ -126,7 +126,7 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
 
 def _kernel_row(kernel: Kernel) -> List[Any]:
     names = (KERNELS.index(kernel.kind), PHASES.index(kernel.phase), DTYPES.index(kernel.dtype))
-    return [*names, kernel.count, list(kernel.bytes), *(list(size) for size in kernel.sizes)]
+    return [*names, kernel.times, list(kernel.bytes), *(list(size) for size in kernel.sizes)]
 
 
 # -- Reading -------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 from typing import Optional, Union
 
 from slurm_gpumem.errors import SummaryError
@@ -34,13 +33,13 @@ def read_summary(source: Union[str, os.PathLike[str]]) -> ModelSummary:
     text = _read_text(path)
     summary = parse(text, origin=path)
     name = summary.name or os.path.splitext(os.path.basename(path))[0]
-    return replace(summary, name=name, digest=_digest(text))
+    return summary._replace(name=name, digest=_digest(text))
 
 
 def _digest(text: str) -> str:
-    from hashlib import blake2b
+    from slurm_gpumem.digest import name_of  # here, because most submissions need none
 
-    return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
+    return name_of(text.encode("utf-8", "backslashreplace"))
 
 
 def _read_text(path: str) -> str:

@@ -4,9 +4,8 @@ Sizes are polynomials of the batch size, so that one trace answers for every bat
 and a cuBLAS workspace depend on the GPU: the trace says where they are taken, the replay how large they are.
 """
 
-from __future__ import annotations
+# Annotations are evaluated here: of those that are strings, each NamedTuple compiles every one.
 
-from dataclasses import dataclass
 from typing import Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 PHASES = ("setup", "forward", "backward", "optimizer", "evaluate")
@@ -119,8 +118,7 @@ class Site(NamedTuple):
         return evaluate(self.bytes, batch)
 
 
-@dataclass(frozen=True)  # a tuple has another `count`
-class Kernel:
+class Kernel(NamedTuple):
     """Equal kernels of one training step: what they compute and move."""
 
     kind: str
@@ -136,7 +134,8 @@ class Kernel:
     all gates, rows of the batch, width of the state. Serial: threads, numbers that each handles one after the
     other. Others: most numbers, numbers written."""
     bytes: Polynomial
-    count: int = 1
+    times: int = 1
+    """How many of them."""
 
 
 class Phase(NamedTuple):

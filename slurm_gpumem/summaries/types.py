@@ -1,8 +1,7 @@
 """What every parser returns and every estimator reads."""
 
-from __future__ import annotations
+# Annotations are evaluated here: of those that are strings, each NamedTuple compiles every one.
 
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
@@ -82,9 +81,8 @@ class Layer(NamedTuple):
     """False when the text neither gives the parameters nor what is needed to compute them."""
 
 
-@dataclass(frozen=True)
-class ModelSummary:
-    """A model as its summary describes it."""
+class _Summary(NamedTuple):
+    """The fields of ModelSummary, which keeps its fingerprint beside them."""
 
     format: str
     """Which of the formats in formats.py it was read from ("torchinfo"); only for people."""
@@ -111,12 +109,22 @@ class ModelSummary:
     included: half of torchinfo's "Forward/backward pass size"; None where the text does not say."""
     input_bytes: Optional[int] = None
     """All inputs at the summary's batch, as torchinfo's "Input size" says (to 10 kB)."""
-    trace: Optional[Trace] = None
+    trace: "Optional[Trace]" = None
     """Every allocation of the first training steps; only our own summaries have it."""
     shows: Shows = SHOWS_EVERYTHING
     """What its format can show."""
-    digest: str = field(default="", compare=False, repr=False)
+    digest: str = ""
     """Of the text that it was read from; empty where it was made otherwise."""
+
+
+class ModelSummary(_Summary):
+    """A model as its summary describes it; equal to the same one read from another text."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ModelSummary) and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     def __hash__(self) -> int:
         # Steps are kept by their summary: hashing every row would take longer than finding one.

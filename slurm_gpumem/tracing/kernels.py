@@ -7,7 +7,6 @@ ones are counted. The GPU's speed and how it divides the work are not known here
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -107,9 +106,9 @@ def assembled(by_step: Dict[int, List[Kernel]], batches: Sequence[int]) -> Tuple
         first = grown
     counted: Dict[Kernel, int] = {}
     for kernel in first:
-        key = replace(kernel, count=1)
-        counted[key] = counted.get(key, 0) + kernel.count
-    return tuple(replace(kernel, count=count) for kernel, count in counted.items())
+        key = kernel._replace(times=1)
+        counted[key] = counted.get(key, 0) + kernel.times
+    return tuple(kernel._replace(times=times) for kernel, times in counted.items())
 
 
 def _sort(kernel: Kernel) -> Tuple[str, str, str, int]:
@@ -122,7 +121,7 @@ def _grown(a: Kernel, b: Kernel, batches: Tuple[int, int]) -> Kernel:
         return (one[0] - slope * batches[0], slope) if slope else one
 
     sizes = tuple(line(one, two) for one, two in zip(a.sizes, b.sizes))
-    return replace(a, sizes=sizes, bytes=line(a.bytes, b.bytes))
+    return a._replace(sizes=sizes, bytes=line(a.bytes, b.bytes))
 
 
 # -- Operators -----------------------------------------------------------------------------------

@@ -89,10 +89,10 @@ def _with_labels(asked: _Asked, name: str) -> ModelSummary:
         with suppress(*_FAILURES):
             summary = _summary(replace(asked, make=make))
             if summary.trace is not None and " over " not in summary.trace.job.loss:
-                return replace(summary, warnings=(*summary.warnings, *labels.warnings(name, "", "")))
+                return summary._replace(warnings=(*summary.warnings, *labels.warnings(name, "", "")))
     summary = _summary(asked)
     used = summary.trace.job.loss if summary.trace is not None else ""
-    return replace(summary, warnings=(*summary.warnings, *labels.warnings("", name, used)))
+    return summary._replace(warnings=(*summary.warnings, *labels.warnings("", name, used)))
 
 
 def _summary(asked: _Asked) -> ModelSummary:

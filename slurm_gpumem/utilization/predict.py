@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp, log
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -44,7 +43,7 @@ def estimate_with_utilization(
 def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:
     """The same estimate with its utilization; the step is rebuilt where the estimate has none of its own."""
     if estimate.job.gpus > 1:
-        return replace(estimate, no_utilization="how long several GPUs wait for each other is not predicted")
+        return estimate._replace(no_utilization="how long several GPUs wait for each other is not predicted")
     if estimate.estimator.startswith(registry.TRACE):
         summary = with_stored_trace(summary, estimate.job)
     trace = summary.trace
@@ -55,18 +54,18 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
                 from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
 
                 work = work_of_trace(trace, estimate.job, summary.total_params * estimate.job.weight_bytes)
-                return replace(estimate, utilization=predict(work, trace_quality(trace), gpu, model, TRACE))
+                return estimate._replace(utilization=predict(work, trace_quality(trace), gpu, model, TRACE))
         model = packaged(SUMMARY)
     except ConfigError as error:
-        return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
+        return estimate._replace(warnings=(*estimate.warnings, f"no utilization: {error}"))
     unknown = why_unknown(summary)
     if unknown:
-        return replace(estimate, no_utilization=unknown)
+        return estimate._replace(no_utilization=unknown)
     from slurm_gpumem.estimators.structural.estimator import rebuild  # a trace needs none of it
 
     step = rebuild(summary, estimate.job)
     quality = TextQuality(guessed=step.has_guesses)
-    return replace(estimate, utilization=predict(step_work(step.tape, estimate.job), quality, gpu, model))
+    return estimate._replace(utilization=predict(step_work(step.tape, estimate.job), quality, gpu, model))
 
 
 def why_unknown(summary: ModelSummary) -> str:

@@ -70,7 +70,7 @@ def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepW
     }
     for kernel in trace.kernels:
         optimizer = kernel.phase == "optimizer"
-        count = kernel.count if optimizer else max(1, round(kernel.count * again))
+        count = kernel.times if optimizer else max(1, round(kernel.times * again))
         if kernel.kind == "view":
             views += count
             continue

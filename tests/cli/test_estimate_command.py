@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, Optional
 
@@ -13,9 +12,9 @@ import pytest
 
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.units import format_at_least
+from tests.support.in_process import call_gpumem
 
 CNN = Path(__file__).parents[1] / "estimators" / "data" / "small_cnn.txt"
-_GPUMEM = [sys.executable, "-c", "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"]
 
 
 def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.CompletedProcess[str]:
@@ -25,7 +24,7 @@ def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.Comp
         {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/dev/null/nothing", "HOME": "/dev/null/nothing"}
     )
     environment.update(env or {})
-    return subprocess.run([*_GPUMEM, *args], capture_output=True, text=True, env=environment, check=False)
+    return call_gpumem(args, environment)
 
 
 def test_the_answer_is_one_line() -> None:

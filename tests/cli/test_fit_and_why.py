@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import List
 from xml.etree import ElementTree
@@ -15,6 +14,7 @@ import pytest
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.summaries.own import to_json
 from tests.estimators.explain.small_trace import small_summary
+from tests.support.in_process import call_gpumem
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -26,8 +26,7 @@ def _gpumem(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     environment.update(
         {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/dev/null/x", "HOME": "/dev/null/x"}
     )
-    command = [sys.executable, "-m", "slurm_gpumem", *args]
-    return subprocess.run(command, capture_output=True, text=True, env={**environment, **env}, check=False)
+    return call_gpumem(args, {**environment, **env})
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +35,7 @@ def test_a_user_at_a_terminal_may_take_the_margin(
     monkeypatch: pytest.MonkeyPatch, answer: str, terminal: bool, seen: str, rule: str
 ) -> None:
     assert SUMMARY.trace is not None
-    summary = replace(SUMMARY, trace=SUMMARY.trace._replace(unfinished=seen))
+    summary = SUMMARY._replace(trace=SUMMARY.trace._replace(unfinished=seen))
     raw = RawInput(read_command_line(["--wrap=true"], sbatch_table()), OwnOptions({"mem": "4G"}), None)
     asked = read_submission(raw)._replace(config=Config(trace=TraceSettings(unfinished="ask")))
     written = _Terminal() if terminal else io.StringIO()

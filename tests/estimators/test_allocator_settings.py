@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import List
 
@@ -83,19 +82,19 @@ def test_what_is_not_simulated_is_said() -> None:
         "the allocator's setting roundup:x",
     ]
     assert "can only lower" in settings.notes[0]
-    job = replace(JOB, alloc_conf="backend:cudaMallocAsync", cublas_workspace="4096")
+    job = JOB._replace(alloc_conf="backend:cudaMallocAsync", cublas_workspace="4096")
     warnings = " ".join(run("auto", read_summary(GPT2), job, find_gpu("h200")).warnings)
     assert "backend:cudaMallocAsync is not simulated" in warnings
     assert "CUBLAS_WORKSPACE_CONFIG=4096 is not like :4096:8" in warnings
-    old = replace(JOB, torch="1.13", alloc_conf="expandable_segments:True")
+    old = JOB._replace(torch="1.13", alloc_conf="expandable_segments:True")
     assert "no expandable_segments" in " ".join(
         run("auto", read_summary(GPT2), old, find_gpu("h200")).warnings
     )
 
 
 def test_eager_loading_on_a_gpu_that_the_site_calibrated_is_said() -> None:
-    here = replace(find_gpu("h200"), calibrated=True)
-    eager = replace(JOB, module_loading="eager")
+    here = find_gpu("h200")._replace(calibrated=True)
+    eager = JOB._replace(module_loading="eager")
     assert any("modules are loaded eagerly" in line for line in not_simulated(eager, here))
     assert not_simulated(JOB, here) == ()
     assert not_simulated(eager, find_gpu("a100")) == ()
@@ -104,10 +103,10 @@ def test_eager_loading_on_a_gpu_that_the_site_calibrated_is_said() -> None:
 def test_an_estimate_follows_the_jobs_allocator_and_workspaces() -> None:
     summary, gpu = read_summary(GPT2), find_gpu("h200")
     plain = run("auto", summary, JOB, gpu)
-    assert run("auto", summary, replace(JOB, alloc_conf="expandable_segments:True"), gpu) != plain
-    less = run("auto", summary, replace(JOB, cublas_workspace=":16:8"), gpu)
+    assert run("auto", summary, JOB._replace(alloc_conf="expandable_segments:True"), gpu) != plain
+    less = run("auto", summary, JOB._replace(cublas_workspace=":16:8"), gpu)
     assert less.parts["workspace"] < plain.parts["workspace"]
-    job = replace(JOB, alloc_conf="expandable_segments:True", cublas_workspace=":16:8")
+    job = JOB._replace(alloc_conf="expandable_segments:True", cublas_workspace=":16:8")
     assert "PyTorch's allocator with expandable segments" in " ".join(assumptions(summary, job, gpu))
     assert "CUBLAS_WORKSPACE_CONFIG=:16:8" in assumptions(summary, job, gpu)
 

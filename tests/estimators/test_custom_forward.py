@@ -22,6 +22,7 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
+from tests.support.measured_texts import texts_in
 
 SHAPE = ((2, 64, 32, 32),)
 
@@ -48,8 +49,9 @@ def test_a_librarys_model_has_nothing_unseen() -> None:
 
 
 def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
-    truth = load_ground_truth(HANDWRITTEN)
-    summary = read_summary(truth.texts["own/w-pairformer@128"]["torchinfo_full"].rstrip("\n") + "\n")
+    summary = read_summary(
+        texts_in(HANDWRITTEN)["own/w-pairformer@128"]["torchinfo_full"].rstrip("\n") + "\n"
+    )
     found = custom_forward(summary)
     assert found.is_much
     assert found.message == "what PairBlock.forward does cannot be seen in a text; `gpumem trace` can"
@@ -59,11 +61,10 @@ def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
 
 
 def test_nearly_every_hand_written_network_is_recognized_from_any_text() -> None:
-    truth = load_ground_truth(HANDWRITTEN)
     for tool, missed in (("torchinfo_full", 0.05), ("torchinfo", 0.05), ("torchsummary", 0.0)):
         found = [
             bool(custom_forward(read_summary(texts[tool].rstrip("\n") + "\n")).classes)
-            for _, texts in sorted(truth.texts.items())[::4]
+            for _, texts in sorted(texts_in(HANDWRITTEN).items())[::4]
             if tool in texts
         ]
         assert sum(found) >= (1 - missed) * len(found)
@@ -144,8 +145,7 @@ def test_a_wrapper_around_a_known_model_leaves_little_unseen() -> None:
 
 def test_a_text_of_nodes_says_that_its_batch_may_be_another() -> None:
     # Two graphs of 256 nodes each: nothing in the text shows the 2.
-    truth = load_ground_truth(HANDWRITTEN)
-    summary = read_summary(truth.texts["own/w-gat@256"]["torchinfo_deep"].rstrip("\n") + "\n")
+    summary = read_summary(texts_in(HANDWRITTEN)["own/w-gat@256"]["torchinfo_deep"].rstrip("\n") + "\n")
     few, many = (registry.run("corrected", summary, TrainingJob(b), find_gpu("h200")) for b in (64, 1024))
     assert [said for said in few.warnings if "512 leads every shape" in said]
     assert not [said for said in many.warnings if "leads every shape" in said]

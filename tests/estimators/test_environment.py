@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Tuple
 
 import pytest
 
-from lab.ground_truth import load_ground_truth
 from slurm_gpumem import Estimate, estimate
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
@@ -22,6 +20,7 @@ from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
+from tests.support.measured_texts import texts_in
 
 RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
@@ -124,7 +123,7 @@ def test_a_preset_version_goes_before_that_of_a_build_without_cuda_that_traced()
     assert trace.trace is not None
     presets = StatedTraining(torch="2.6.0+cu124")
     for version, counts in (("2.13.0+cpu", "2.6.0+cu124"), ("2.13.0+cu130", "2.13.0+cu130")):
-        traced = replace(trace, trace=trace.trace._replace(job=trace.trace.job._replace(torch=version)))
+        traced = trace._replace(trace=trace.trace._replace(job=trace.trace.job._replace(torch=version)))
         assert training_job(traced, StatedTraining(), presets=presets).torch == counts
         assert training_job(traced, StatedTraining(), presets=StatedTraining()).torch == version
 
@@ -141,7 +140,7 @@ def test_every_answer_says_what_was_measured_where_and_only_what_is_known_is_nar
     assert ("is not in the table" in said) == (name == "mystery")
     if name != "h200":
         assert margin > measured.request_mib - measured.parts["context"]
-    calibrated = replace(gpu, measured=True, calibrated=True, workspaces_measured=True)
+    calibrated = gpu._replace(measured=True, calibrated=True, workspaces_measured=True)
     narrow = run("auto", summary, job, calibrated)
     assert narrow.request_mib - narrow.peak_mib == pytest.approx(
         measured.request_mib - measured.peak_mib, abs=64
@@ -151,9 +150,9 @@ def test_every_answer_says_what_was_measured_where_and_only_what_is_known_is_nar
 @pytest.mark.parametrize("batch", [8, 64])
 def test_a_trace_asks_for_what_its_own_workspaces_may_add_where_nobody_measured_them(batch: int) -> None:
     summary, job = read_summary(RESNET), TrainingJob(batch)
-    gpu = replace(find_gpu("a100", NOWHERE), measured=True, calibrated=True)
-    known = run("trace", summary, job, replace(gpu, workspaces_measured=True))
-    larger = replace(gpu, workspaces_measured=True, workspace_scale=(1.5, 1.5, 1.5))
+    gpu = find_gpu("a100", NOWHERE)._replace(measured=True, calibrated=True)
+    known = run("trace", summary, job, gpu._replace(workspaces_measured=True))
+    larger = gpu._replace(workspaces_measured=True, workspace_scale=(1.5, 1.5, 1.5))
     unmeasured = run("trace", summary, job, gpu)
     assert (known.margin.workspace_mib, unmeasured.peak_mib) == (0, known.peak_mib)
     assert unmeasured.margin.workspace_mib == run("trace", summary, job, larger).peak_mib - known.peak_mib > 0
@@ -162,7 +161,7 @@ def test_a_trace_asks_for_what_its_own_workspaces_may_add_where_nobody_measured_
 
 
 def test_a_model_that_lives_by_workspaces_asks_for_more_than_any_share_of_its_peak() -> None:
-    summary = read_summary(load_ground_truth().texts["torchvision/vgg16@224"]["torchinfo_deep"])
+    summary = read_summary(texts_in()["torchvision/vgg16@224"]["torchinfo_deep"])
     found = run("auto", summary, TrainingJob(64), find_gpu("a100", NOWHERE))
     assert found.estimator == "trace"
     assert found.margin.workspace_mib > found.peak_mib // 5
@@ -172,7 +171,7 @@ def test_a_model_that_lives_by_workspaces_asks_for_more_than_any_share_of_its_pe
 
 def test_the_measured_gpu_is_as_it_was() -> None:
     plain = text("h200")
-    assert text("h200", "2.11") == plain.__class__(**{**vars(plain), "job": text("h200", "2.11").job})
+    assert text("h200", "2.11") == plain._replace(job=text("h200", "2.11").job)
     assert plain.parts["context"] == 764
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Dict, List
@@ -116,7 +115,7 @@ def test_another_head_is_no_known_model() -> None:
 
 def test_a_small_text_is_no_sign_of_any_model() -> None:
     small = read_summary(EXAMPLES / "small-cnn.txt")
-    assert len(fingerprint.key_of(replace(small, layers=small.layers[:5]))) == 0
+    assert len(fingerprint.key_of(small._replace(layers=small.layers[:5]))) == 0
 
 
 def test_a_table_cut_at_any_depth_shows_the_same_model() -> None:
@@ -148,7 +147,7 @@ def test_every_optimizer_and_precision_is_answered(optimizer: str, precision: st
 )
 def test_a_training_that_is_not_stored_is_answered_by_the_text(other: Dict[str, bool]) -> None:
     summary = read_summary(EXAMPLES / "resnet50.txt")
-    found = registry.run("auto", summary, replace(TrainingJob(8), **other), H200)
+    found = registry.run("auto", summary, TrainingJob(8)._replace(**other), H200)
     assert found.estimator == registry.DEFAULT
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.fit.folds import FOLDS, fold_of_run, kind_of_code
-from lab.ground_truth import load_ground_truth, load_ground_truth_rows
+from lab.ground_truth import load_ground_truth_rows
 from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, MARGIN_FOLDS
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
@@ -21,6 +21,7 @@ from slurm_gpumem.estimators.margin import FILE, from_json, packaged
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
+from tests.support.measured_texts import texts_in
 
 GROUPS = sorted(packaged())
 MODELS = (
@@ -39,7 +40,7 @@ BATCHES = [1, 2, 3, 5, 8, 12, 16, 24, 31, 32, 33, 48, 64, 72, 96, 100, 128, 200,
 def texts_of(model: str) -> List[ModelSummary]:
     """What the tools print of a model, as far as it has shapes."""
     folder = HANDWRITTEN if model.startswith("own/w-") else GROUND_TRUTH
-    texts = load_ground_truth(folder).texts[model]
+    texts = texts_in(folder)[model]
     return [read_summary(texts[tool].rstrip("\n") + "\n") for tool in ("torchinfo_full", "torchinfo")]
 
 

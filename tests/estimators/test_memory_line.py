@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Callable, List, Tuple
 
@@ -105,7 +104,7 @@ def test_lines_of_real_models_say_what_the_estimate_says(name: str) -> None:
     line = make_line(summary.fingerprint, job, lambda job, gpu: registry.run("auto", summary, job, gpu))
     for batch in (2, 3, 5, 8, 13, 21, 32):
         for gpu in GPUS:
-            full = registry.run("auto", summary, replace(job, batch_size=batch), gpu)
+            full = registry.run("auto", summary, job._replace(batch_size=batch), gpu)
             peak, request = line.memory(batch, in_environment(gpu, Environment()))
             # A V100 has no flash attention: a line made with it is a little high there, never low.
             above = 2 * TOLERANCE if registry.by_trace(full) and gpu.name == "v100" else TOLERANCE
@@ -129,7 +128,7 @@ def test_a_line_of_a_stored_trace_is_off_by_two_per_cent_at_most(name: str, batc
     assert len(made) < 120
     gpu = find_gpu("h200")
     for other in range(batch // 4, 4 * batch, batch // 5 + 1):
-        full = registry.run("auto", summary, replace(job, batch_size=other), gpu)
+        full = registry.run("auto", summary, job._replace(batch_size=other), gpu)
         peak, request = line.memory(other, in_environment(gpu, Environment()))
         assert peak == pytest.approx(full.peak_mib, rel=2 * TOLERANCE)
         assert request == pytest.approx(full.request_mib, rel=2 * TOLERANCE)
@@ -139,13 +138,13 @@ def test_a_line_of_a_model_that_lives_by_workspaces_asks_for_them_where_they_are
     def estimate(job: TrainingJob, gpu: Gpu) -> Estimate:
         plain = estimator(CURVES["straight"])(job, gpu)
         more = 0 if gpu.workspaces_measured else plain.peak_mib * 31 // 100
-        return replace(plain, estimator="trace", request_mib=plain.request_mib + more)
+        return plain._replace(estimator="trace", request_mib=plain.request_mib + more)
 
     line = make_line("abcd", TrainingJob(64), estimate)
     assert line.unmeasured_percent == pytest.approx(31, abs=1)
     known = GPUS[0]
     peak, request = line.memory(64, known)
-    assert line.memory(64, replace(known, workspaces_measured=False)) == (
+    assert line.memory(64, known._replace(workspaces_measured=False)) == (
         peak,
         request + peak * (line.unmeasured_percent or 0) // 100,
     )
@@ -161,17 +160,18 @@ def test_beyond_its_knots_it_goes_on_straight_and_warns() -> None:
     assert line.estimate(64, GPUS[0]).warnings == ()
 
 
-JOBS = st.builds(
-    TrainingJob,
-    batch_size=st.just(7),
-    optimizer=st.sampled_from(OPTIMIZERS),
-    precision=st.sampled_from(PRECISIONS),
-    checkpointing=st.booleans(),
-    channels_last=st.booleans(),
-    grad_accumulation=st.sampled_from((1, 4)),
-    loss=st.sampled_from(("cross-entropy", "mse")),
-    input_dtype=st.sampled_from(("auto", "uint8")),
-)
+JOBS = st.fixed_dictionaries(
+    {
+        "batch_size": st.just(7),
+        "optimizer": st.sampled_from(OPTIMIZERS),
+        "precision": st.sampled_from(PRECISIONS),
+        "checkpointing": st.booleans(),
+        "channels_last": st.booleans(),
+        "grad_accumulation": st.sampled_from((1, 4)),
+        "loss": st.sampled_from(("cross-entropy", "mse")),
+        "input_dtype": st.sampled_from(("auto", "uint8")),
+    }
+).map(lambda fields: TrainingJob(**fields))
 
 
 @given(JOBS)

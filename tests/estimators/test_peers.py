@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,12 +85,12 @@ def test_an_unknown_estimator_gets_the_nearest_name() -> None:
 def test_activations_are_rescaled_from_the_batch_of_the_summary(
     shape: tuple[int, ...], batch: int | None, numbers: int
 ) -> None:
-    summary = replace(SUMMARY, layers=(Layer("Linear", outputs=((*shape, M),)),), batch=batch)
+    summary = SUMMARY._replace(layers=(Layer("Linear", outputs=((*shape, M),)),), batch=batch)
     assert _parts_of(summary, "horus", TrainingJob(8))["activations"] == 4 * numbers
 
 
 def test_frozen_parameters_have_no_gradients_and_no_states() -> None:
-    frozen = replace(SUMMARY, trainable_params=2 * M)
+    frozen = SUMMARY._replace(trainable_params=2 * M)
     parts = registry.run("faketensor", frozen, TrainingJob(1), GPU).parts
     assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (32, 8, 16)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tarfile
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Dict, Tuple
@@ -71,7 +70,7 @@ def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     # A meta device has neither cuBLAS nor cuDNN, and its sums share nothing: no workspaces on either side.
     monkeypatch.setattr(layers, "convolution_bytes", lambda told, rows: (0, 0, 0))
     monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs: 0)
-    gpu = replace(H200, cublas_workspace_bytes=0)
+    gpu = H200._replace(cublas_workspace_bytes=0)
     summary = read_summary(DATA / f"{name}-{columns}.txt")
     rebuilt = simulate(summary, job, gpu)[1].stats.peak_allocated
     tolerance = 0.05 if columns == "full" else 0.08

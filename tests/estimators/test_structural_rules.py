@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Tuple
 
 import pytest
 
-from lab.ground_truth import load_ground_truth
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.kernels import first_convolution, taps_and_groups
@@ -16,6 +14,7 @@ from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
+from tests.support.measured_texts import texts_in
 
 RULE = "=" * 100 + "\n"
 BATCH = 32
@@ -147,7 +146,7 @@ XLNetForSequenceClassification  [2, 2]                 --
 
 
 def test_tokens_taken_for_channels_make_no_absurd_width() -> None:
-    texts = load_ground_truth().texts["timm/nest_tiny_jx@224"]
+    texts = texts_in()["timm/nest_tiny_jx@224"]
     job, gpu = TrainingJob(BATCH), find_gpu("h200")
     full, cut = (
         _saved(simulate(read_summary(texts[tool].rstrip("\n") + "\n"), job, gpu)[0])
@@ -163,7 +162,7 @@ def test_a_model_that_returns_its_loss_first_is_estimated_by_its_logits() -> Non
         Layer("Linear", ((2, 10),), ((2, 64),), params=650, depth=1, name="head"),
     )
     plain = ModelSummary("test", rows, name="Classifier", batch=2, input_shapes=((2, 64),), total_params=650)
-    with_loss = replace(plain, layers=(rows[0]._replace(outputs=((), (2, 10))), rows[1]))
+    with_loss = plain._replace(layers=(rows[0]._replace(outputs=((), (2, 10))), rows[1]))
     job, gpu = TrainingJob(BATCH), find_gpu("h200")
     assert simulate(with_loss, job, gpu)[1] == simulate(plain, job, gpu)[1]
 

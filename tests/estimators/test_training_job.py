@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict
 
@@ -39,6 +38,8 @@ TEXT = ModelSummary("torchinfo", (Layer("Embedding", outputs=((4, 16, 8),), para
 def test_a_wrong_field_is_refused_and_the_nearest_name_offered(fields: Dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         TrainingJob(**fields)
+    with pytest.raises(UsageError, match=message):
+        TrainingJob(batch_size=1)._replace(**fields)
 
 
 def test_optimizer_states_are_what_pytorch_keeps_per_parameter() -> None:
@@ -145,7 +146,7 @@ def traced_summary(**job: Any) -> ModelSummary:
     summary = small_summary()
     assert summary.trace is not None
     trace = summary.trace._replace(job=summary.trace.job._replace(**job))
-    return replace(summary, trace=trace)
+    return summary._replace(trace=trace)
 
 
 def test_what_nobody_states_is_as_it_was_traced() -> None:

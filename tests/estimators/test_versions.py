@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict
 
@@ -96,7 +95,7 @@ def test_cublas_workspaces_follow_architecture_and_version(capability: str, torc
 
 
 def test_a_workspace_that_a_site_wrote_down_is_not_replaced() -> None:
-    written = replace(find_gpu("b200", NOWHERE), cublas_workspace_bytes=12345)
+    written = find_gpu("b200", NOWHERE)._replace(cublas_workspace_bytes=12345)
     assert gpu_in_version(written, "2.6").cublas_workspace_bytes == 12345
     assert gpu_in_version(find_gpu("b200", NOWHERE), "2.6").cublas_workspace_bytes == 8.125 * MIB
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, Dict, List, Tuple
@@ -36,9 +35,14 @@ def convolution(**changes: Any) -> Convolution:
     return Convolution(**{**fields, **changes})
 
 
-def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
-    cases = load_calls(OPERATORS, every=23)
-    large = [case for case in cases if case.call.data + case.call.output > 50 * MIB]
+@pytest.fixture(scope="module")
+def measured() -> List[MeasuredCall]:
+    """Every 11th measured convolution: unpacking the file takes seconds."""
+    return load_calls(OPERATORS, every=11)
+
+
+def test_most_measured_convolutions_get_the_workspace_that_they_took(measured: List[MeasuredCall]) -> None:
+    large = [case for case in measured if case.call.data + case.call.output > 50 * MIB]
     assert len(large) > 500
 
     def right(case: MeasuredCall) -> bool:
@@ -59,13 +63,15 @@ def test_a_plain_convolution_is_copied_and_a_depthwise_one_is_not() -> None:
     assert workspace_bytes(convolution(channels_last=True), 32) < one / 2
 
 
-def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample() -> None:
+def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample(
+    measured: List[MeasuredCall],
+) -> None:
     """A transformer's feed-forward layers as 1-D convolutions: 4 GiB at a batch size of 512."""
     one_tap = {"size": (25,), "out_size": (25,), "kernel": (1,), "stride": (1,), "padding": (0,)}
     asked = convolution(call="weight", channels=1024, outputs=2048, dilation=(1,), **one_tap)
     assert workspace_bytes(asked, 512) == 512 * 1024 * 2048 * 4
     assert workspace_bytes(asked._replace(dtype="bf16"), 512) < 512 * MIB
-    cases = [case for case in load_calls(OPERATORS, every=11) if is_such(case.call.convolution)]
+    cases = [case for case in measured if is_such(case.call.convolution)]
     assert len(cases) > 5
     for case in cases:
         assert case.bytes == pytest.approx(case.call.rows * case.call.weight, rel=0.02)
@@ -316,10 +322,10 @@ def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
     assert summary.trace is not None
     assert not summary.trace.benchmark
     plain = estimate(summary, gpu="h200")
-    tried = estimate(replace(summary, trace=summary.trace._replace(benchmark=True)), gpu="h200")
+    tried = estimate(summary._replace(trace=summary.trace._replace(benchmark=True)), gpu="h200")
     assert 2400 < tried.peak_mib - plain.peak_mib < 2800
     assert tried.request_mib > 1.1 * (tried.peak_mib - tried.parts["context"]) + tried.parts["context"]
-    with_it = replace(summary, trace=summary.trace._replace(benchmark=True))
+    with_it = summary._replace(trace=summary.trace._replace(benchmark=True))
     assert with_it.trace is not None
     large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).autotuned for size in (80_000, 2048))
     assert large > 2400 * MIB

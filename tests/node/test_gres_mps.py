@@ -42,7 +42,8 @@ def test_script_and_steps_are_held_to_their_memory_and_not_to_a_part_of_the_sms(
     cluster = make_cluster(
         nodes=default_nodes(1, gpus=2), gres="mps", extra_conf=(f"TaskProlog={hooks}/task_prolog.sh",)
     )
-    steps = f"{show}; srun {show}; srun --export=NONE {show}; srun --gres=mps:15 {show}"
+    # Quietly: srun says in the same file where a step has to wait for the one before it.
+    steps = f"{show}; srun -Q {show}; srun -Q --export=NONE {show}; srun -Q --gres=mps:15 {show}"
     out = state_folder / "out" / "job"
     job = submit(cluster, "-H", "--gres=mps:30", "--mem=1G", command=steps, output=str(out), user="nobody")
     uuid = standin_uuid("n1", 0)

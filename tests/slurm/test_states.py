@@ -27,6 +27,7 @@ def test_no_other_module_lists_the_final_states() -> None:
     named = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
+        if any(word in path.read_text() for word in rare)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -213,7 +212,7 @@ def unfinished_plan(rule: str, *, measured: bool = False, **own: str) -> Plan:
     """The plan for a job whose trace saw a part of its script, at a site with this rule."""
     summary = read_summary(EXAMPLES / "train.json")
     assert summary.trace is not None
-    summary = replace(summary, trace=summary.trace._replace(unfinished="2 of 30 epochs"))
+    summary = summary._replace(trace=summary.trace._replace(unfinished="2 of 30 epochs"))
     run = ScriptRun("jobs/job.sh", b"", (), {}, "/", GpuFacts())
     trace = Trace(run, TracedScript(b"", {}, (), (), {}, 4.2), summary, find_gpu("a100"), cached=False)
     job = asked(**own)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import List, Tuple
 
@@ -137,7 +136,7 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, made: List[str], content: 
     first = estimate_once("auto", summary, job, find_gpu("a100"), None)
     (kept,) = _files(tmp_path)
     kept.write_text(content)
-    assert estimate_once("auto", summary, job, find_gpu("a100"), None) == replace(first)
+    assert estimate_once("auto", summary, job, find_gpu("a100"), None) == first._replace()
     assert len(made) == 2
     assert json.loads(kept.read_text())["peak_mib"] == first.peak_mib
 
@@ -183,6 +182,6 @@ def test_the_folder_does_not_grow_without_end(
 def test_a_summary_that_came_from_no_file_is_not_kept(tmp_path: Path, made: List[str]) -> None:
     summary, job = _job(RESNET)
     for _ in range(2):
-        estimate_once("auto", replace(summary, digest=""), job, find_gpu("a100"), None)
+        estimate_once("auto", summary._replace(digest=""), job, find_gpu("a100"), None)
     assert len(made) == 2
     assert not (tmp_path / "cache").exists()

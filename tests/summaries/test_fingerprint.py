@@ -32,3 +32,13 @@ def test_every_model_has_its_own() -> None:
     by_fingerprint = {fingerprint(stem) for stem in stems}
     # Apart from the two LSTMs, which differ only in the order of their input's sizes.
     assert len(by_fingerprint) == len(stems) - 1
+
+
+def test_a_summary_is_the_same_whatever_text_it_was_read_from() -> None:
+    summary = parse(one("torchinfo-1.8.0-depth20-resnet18"), origin="test")
+    other = summary._replace(digest="of another text")
+    assert summary == other
+    assert not summary != other  # noqa: SIM202  a tuple has its own answer
+    assert hash(summary) == hash(other)
+    assert summary != summary._replace(batch=1)
+    assert summary.fingerprint == other.fingerprint

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any, Dict
 
 import pytest
@@ -63,12 +62,12 @@ def test_what_is_written_is_read_again() -> None:
 
 
 def test_a_summary_keeps_that_the_script_came_to_its_end() -> None:
-    ended = replace(SUMMARY, trace=TRACE._replace(finished=True))
+    ended = SUMMARY._replace(trace=TRACE._replace(finished=True))
     assert read_summary(to_json(ended)) == ended
 
 
 def test_a_summary_keeps_how_much_was_seen_of_a_script_whose_end_was_not() -> None:
-    cut = replace(SUMMARY, trace=TRACE._replace(unfinished="2 of 30 epochs"))
+    cut = SUMMARY._replace(trace=TRACE._replace(unfinished="2 of 30 epochs"))
     assert read_summary(to_json(cut)) == cut
 
 
@@ -136,7 +135,7 @@ def test_a_convolution_that_cannot_be_is_refused(change: Dict[str, Any], said: s
     workspace = TRACE.sites[2]._replace(convolution=CONVOLUTION._replace(**change))
     sites = (*TRACE.sites[:2], workspace, *TRACE.sites[3:])
     with pytest.raises(SummaryError, match=said):
-        read_summary(to_json(replace(SUMMARY, trace=TRACE._replace(sites=sites))))
+        read_summary(to_json(SUMMARY._replace(trace=TRACE._replace(sites=sites))))
 
 
 def test_a_later_version_is_refused_by_its_name() -> None:

@@ -91,7 +91,7 @@ def kernels() -> Dict[str, Any]:
                 [evaluate(size, 16) for size in kernel.sizes],
                 [evaluate(size, 32) for size in kernel.sizes],
             ]
-            rows.setdefault(f"{kernel.kind} {kernel.phase}", []).append([kernel.count, *sizes])
+            rows.setdefault(f"{kernel.kind} {kernel.phase}", []).append([kernel.times, *sizes])
         found[name] = rows
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,7 +123,7 @@ def test_an_interval_that_says_nothing_is_reported_as_unknown() -> None:
     assert made.utilization is not None
     assert made.utilization.is_known
     wide = {**made.utilization.intervals, "sm_active": (11.0, 88.0)}
-    unsure = replace(made, utilization=made.utilization._replace(intervals=wide))
+    unsure = made._replace(utilization=made.utilization._replace(intervals=wide))
     summary = read_summary(EXAMPLES / "resnet50.txt")
     shown = detail_lines(summary, unsure, find_gpu("h200"), 1024)
     assert any("SM activity unknown (11 to 88 %)" in line for line in shown)
@@ -163,7 +162,7 @@ def test_it_costs_little_beside_the_memory_estimate() -> None:
     plain = registry.run("structural", summary, TrainingJob(32), gpu)
     with_utilization(plain, gpu, summary)
     # Measured at about 2 ms.
-    best = best_cpu_s(lambda: with_utilization(replace(plain), gpu, summary), 20)
+    best = best_cpu_s(lambda: with_utilization(plain._replace(), gpu, summary), 20)
     assert best < 0.01 * slowness()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,13 +92,13 @@ def test_micro_batches_repeat_the_passes_and_not_the_optimizer() -> None:
 
 
 def test_a_summary_with_kernels_is_predicted_from_them() -> None:
-    summary = replace(SUMMARY, trace=SUMMARY.trace._replace(kernels=KERNELS))  # type: ignore[union-attr]
+    summary = SUMMARY._replace(trace=SUMMARY.trace._replace(kernels=KERNELS))  # type: ignore[union-attr]
     job = TrainingJob(4, optimizer="adam")
     plain = registry.run("trace", summary, job, H200)
     found = with_utilization(plain, H200, summary).utilization
     assert found is not None
     assert found.source == TRACE
-    older = replace(SUMMARY, trace=SUMMARY.trace._replace(kernels=()))  # type: ignore[union-attr]
+    older = SUMMARY._replace(trace=SUMMARY.trace._replace(kernels=()))  # type: ignore[union-attr]
     read = with_utilization(plain, H200, older).utilization
     assert read is not None
     assert read.source == "summary"
@@ -117,7 +116,7 @@ def test_the_kept_kernels_give_the_work_of_their_traces(tmp_path: Path) -> None:
 
 @pytest.mark.timing
 def test_a_trace_costs_little_beside_the_memory_estimate() -> None:
-    many = tuple(replace(kernel, bytes=(n, n)) for n in range(60) for kernel in KERNELS)
+    many = tuple(kernel._replace(bytes=(n, n)) for n in range(60) for kernel in KERNELS)
     trace = traced()._replace(kernels=many)
     model = packaged()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log
 from typing import AbstractSet, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -114,8 +114,7 @@ def corrected(
         assumed.append(f"the correction is unmeasured on {gpu.name}")
     floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
     asked = tuple(max(found, ceil(request - _SLACK) + moved) for request in requests)
-    return replace(
-        plain,
+    return plain._replace(
         job=job,
         peak_mib=found,
         request_mib=request_at(asked, margins[group].coverage),
@@ -144,7 +143,7 @@ class AtBatchSizes:
 
     def at(self, batch: int) -> _Point:
         """The answer at one batch size."""
-        plain, walk, result = _structural(self._summary, replace(self._job, batch_size=batch), self._gpu)
+        plain, walk, result = _structural(self._summary, self._job._replace(batch_size=batch), self._gpu)
         conditions = conditions_of(walk, result)
         group = shown_group(self._summary, walk)
         if self._near is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.explain.stream import Event, Stream
@@ -26,7 +25,7 @@ def in_precision(summary: ModelSummary, precision: str) -> Tuple[ModelSummary, T
         f"traced with {trace.job.precision}; {precision} follows autocast's list of operators. "
         f"gpumem summarize --precision {precision} traces it"
     )
-    return replace(summary, trace=changed), (note,)
+    return summary._replace(trace=changed), (note,)
 
 
 def checkpointed(trace: Trace, blocks: Mapping[str, int]) -> Trace:

@@ -8,7 +8,6 @@ state after the other for each parameter, then lists of temporaries (`estimators
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.estimators.types import TrainingJob
@@ -140,7 +139,7 @@ def _half(trace: Trace, dtype: str) -> Trace:
         return site._replace(convolution=conv._replace(dtype=dtype))
 
     def moved(kernel: Kernel) -> Kernel:
-        return replace(kernel, dtype=dtype) if kernel.dtype in HALF.values() else kernel
+        return kernel._replace(dtype=dtype) if kernel.dtype in HALF.values() else kernel
 
     return trace._replace(
         sites=tuple(changed(site) for site in trace.sites),

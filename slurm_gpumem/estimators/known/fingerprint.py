@@ -46,7 +46,7 @@ def keys_at_depths(summary: ModelSummary) -> List[bytes]:
 
 
 def _key(name: str, rows: Iterable[Tuple[object, ...]]) -> bytes:
-    from hashlib import blake2b  # here, because most submissions need none
+    from slurm_gpumem.digest import blake2b  # here, because most submissions need none
 
     digest, count = blake2b(name.encode(), digest_size=KEY_BYTES), 0
     for row in rows:

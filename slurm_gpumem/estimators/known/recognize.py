@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Optional, Tuple
 
@@ -50,7 +49,7 @@ def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
     warnings = (
         () if stated else (f"the text shows no input size; {known.input} is assumed (--input says another)",)
     )
-    return replace(summary, trace=trace, warnings=warnings)
+    return summary._replace(trace=trace, warnings=warnings)
 
 
 def said_of(known: KnownModel) -> Tuple[str, ...]:
@@ -63,7 +62,7 @@ def _trace_for(known: KnownModel, job: TrainingJob) -> Optional[Trace]:
     """The model's trace for a job; None for a training that changes more than is stored."""
     plain = TrainingJob(1, optimizer=job.optimizer, precision=job.precision)
     # Batch size, GPUs and environment are no part of a trace.
-    same = replace(job, batch_size=1, gpus=1, torch="", module_loading=plain.module_loading)
+    same = job._replace(batch_size=1, gpus=1, torch="", module_loading=plain.module_loading)
     return _trace(known.key, known.size, plain) if same == plain else None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Dict, List, Tuple
 
@@ -95,7 +94,7 @@ def _without_losses(summary: ModelSummary) -> ModelSummary:
         return summary
     rows = summary.layers
     layers = tuple(row._replace(outputs=tuple(filter(None, row.outputs)) or row.outputs) for row in rows)
-    return replace(summary, layers=layers)
+    return summary._replace(layers=layers)
 
 
 def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:

@@ -8,7 +8,6 @@ reported as one.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.structural.kinds import family_of, named
@@ -49,7 +48,7 @@ def with_shapes(summary: ModelSummary) -> Tuple[ModelSummary, str]:
         start = (*start[:2], SMALL_IMAGE, SMALL_IMAGE)
         assumed = f"an image of {SMALL_IMAGE} x {SMALL_IMAGE}"
         rows = _Guess(start).rows(summary.layers)
-    return replace(summary, layers=tuple(rows), input_shapes=(start,)), assumed
+    return summary._replace(layers=tuple(rows), input_shapes=(start,)), assumed
 
 
 class MisfitError(ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 from typing import Dict, List, Tuple
 
@@ -13,7 +12,7 @@ from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_s
 from slurm_gpumem.estimators.margin import packaged as margins
 from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
-from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, Margin, TrainingJob
+from slurm_gpumem.estimators.types import OPTIMIZERS, USUAL_OPTIMIZER, Estimate, Gpu, Margin, TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
@@ -69,7 +68,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         trace, more = rank_trace(trace, job.gpus)
         assumed = (*assumed, *more)
     found = estimate_trace(trace, job, gpu, (*summary.warnings, *warnings))
-    return replace(found, assumptions=(*assumed, *found.assumptions))
+    return found._replace(assumptions=(*assumed, *found.assumptions))
 
 
 def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str, ...] = ()) -> Estimate:
@@ -94,7 +93,7 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
         warnings = (*warnings, _unseen_autotuning(timeline))
     larger = 0
     if trace.uses_conv and not gpu.workspaces_measured:
-        wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=LARGER_SCALE), settings)
+        wider = replay(trace, job.batch_size, gpu._replace(workspace_scale=LARGER_SCALE), settings)
         larger = max(0, wider.stats.peak_reserved - timeline.stats.peak_reserved) // MIB
     return Estimate(
         peak_mib=peak,
@@ -148,7 +147,7 @@ def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:
     if job.precision != traced.precision and {job.precision, traced.precision} != {"fp32", "tf32"}:
         found.append(f"traced with {traced.precision}, not {job.precision}; trace again for it")
     # An optimizer without a rule of ours is in the trace as it is; the job's is then the default.
-    named = traced.optimizer in OPTIMIZERS or job.optimizer != TrainingJob.optimizer
+    named = traced.optimizer in OPTIMIZERS or job.optimizer != USUAL_OPTIMIZER
     if traced.optimizer and named and job.optimizer != traced.optimizer:
         found.append(f"traced with {traced.optimizer}, not {job.optimizer}; trace again for it")
     for what, wanted, had in (

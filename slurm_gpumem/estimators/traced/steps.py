@@ -11,8 +11,8 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.summaries.trace_types import Trace
 
-_Place = Tuple[str, str, str, str, int]
-"""Phase, operator, layer and category of an allocation, and which of such in its step."""
+_Place = Tuple[str, int, int]
+"""Phase of an allocation, its operator, layer and category as a number, and which of such in its step."""
 
 
 def further_step(trace: Trace) -> Optional[List[int]]:
@@ -58,14 +58,18 @@ def _released(trace: Trace) -> Set[int]:
 
 def _places(trace: Trace) -> List[Tuple[int, _Place]]:
     """Of each block in the order of allocation: its step and its place in it."""
+    numbers: Dict[Tuple[str, str, str], int] = {}
+    kinds = [
+        numbers.setdefault((site.operator, site.module, site.category), len(numbers)) for site in trace.sites
+    ]
     found: List[Tuple[int, _Place]] = []
-    counts: Dict[Tuple[int, str, str, str, str], int] = {}
     ends = [phase.event for phase in trace.phases[1:]] + [len(trace.events)]
-    for phase, end in zip(trace.phases, ends):
-        for value in trace.events[phase.event : end]:
+    counts: Dict[Tuple[int, str], List[int]] = {}
+    for (begin, name, step), end in zip(trace.phases, ends):
+        seen = counts.setdefault((step, name), [0] * len(numbers))
+        for value in trace.events[begin:end]:
             if value >= 0:
-                site = trace.sites[value]
-                key = (phase.step, phase.name, site.operator, site.module, site.category)
-                count = counts[key] = counts.get(key, 0) + 1
-                found.append((phase.step, (*key[1:], count)))
+                kind = kinds[value]
+                seen[kind] += 1
+                found.append((step, (name, kind, seen[kind])))
     return found

@@ -58,7 +58,7 @@ def why_json(reasons: PeakReasons, notes: Sequence[str]) -> Dict[str, Any]:
         "schema": SCHEMA,
         "model": reasons.summary.name,
         "gpu": reasons.gpu.name,
-        "job": asdict(estimate.job),
+        "job": estimate.job._asdict(),
         "peak_mib": estimate.peak_mib,
         "request_mib": estimate.request_mib,
         "parts": dict(estimate.parts),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
@@ -207,8 +206,7 @@ class _Training:
             torch=torch_version(),
         )
         parameters = {id(p): p for p in model.parameters()}.values()
-        summary = replace(
-            summary,
+        summary = summary._replace(
             name=request.target.library_name or _class_of(model),
             batch=request.batch_size,
             input_shapes=self._shapes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import List, Tuple
 from xml.etree import ElementTree
 
@@ -34,7 +33,7 @@ def hostile() -> PeakReasons:
     summary = small_summary()
     assert summary.trace is not None
     sites = tuple(site._replace(module=site.module and EVIL + site.module) for site in summary.trace.sites)
-    return _reasons(replace(summary, name=EVIL, trace=summary.trace._replace(sites=sites)))
+    return _reasons(summary._replace(name=EVIL, trace=summary.trace._replace(sites=sites)))
 
 
 def test_the_areas_reach_as_high_as_the_memory_did(reasons: PeakReasons) -> None:

@@ -1,6 +1,6 @@
 """A training around somebody's model code: what it may do, and what is said of what it may not.
 
-All cases run at once when the first is asked for: each needs an interpreter with torch of its own.
+A case is traced when the first test asks for it: each needs an interpreter with torch of its own.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Dict, Union
 
@@ -20,6 +20,7 @@ from slurm_gpumem.tracing.model.request import trace_code
 from slurm_gpumem.tracing.model.spec import TraceRequest, parse_input, parse_target
 from slurm_gpumem.tracing.script.run import Limits, TracedScript
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 
 pytestmark = needs_torch
 
@@ -115,10 +116,11 @@ CASES = {
 }
 
 Outcome = Union[TracedScript, TargetError]
+Outcomes = Dict[str, "Future[Outcome]"]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Outcome]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     script = tmp_path_factory.mktemp("model") / "train.py"
     script.write_text(CODE)
     os.environ["GPUMEM_TEST_MARKER"] = f"98{os.getpid()}"
@@ -139,16 +141,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Outcome]:
         except TargetError as error:
             return error
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(CASES, pool.map(run, CASES)))
+    with OnDemand() as pool:
+        return {case: pool.submit(run, case) for case in CASES}
 
 
-def _traced(outcome: Outcome) -> TracedScript:
+def _traced(asked: Future[Outcome]) -> TracedScript:
+    outcome = asked.result()
     assert isinstance(outcome, TracedScript), outcome
     return outcome
 
 
-def test_code_that_prints_forks_and_uses_cuda_is_traced(outcomes: Dict[str, Outcome]) -> None:
+def test_code_that_prints_forks_and_uses_cuda_is_traced(outcomes: Outcomes) -> None:
     summary = read_summary(_traced(outcomes["friendly"]).summary.decode())
     assert summary.total_params == 64 * 64 + 64 + 640 + 10
     assert summary.batch == 8
@@ -167,7 +170,7 @@ def test_children_of_the_caller_are_left_alone(tmp_path: Path) -> None:
             mine.kill()
 
 
-def test_no_process_stays_behind(outcomes: Dict[str, Outcome]) -> None:
+def test_no_process_stays_behind(outcomes: Outcomes) -> None:
     _traced(outcomes["friendly"])
     marker = os.environ["GPUMEM_TEST_MARKER"].encode()
     for process in Path("/proc").glob("[0-9]*/cmdline"):
@@ -177,7 +180,7 @@ def test_no_process_stays_behind(outcomes: Dict[str, Outcome]) -> None:
             pass  # ended while we looked
 
 
-def test_an_unknown_operator_is_named_with_what_was_assumed(outcomes: Dict[str, Outcome]) -> None:
+def test_an_unknown_operator_is_named_with_what_was_assumed(outcomes: Outcomes) -> None:
     traced = _traced(outcomes["unknown"])
     summary = read_summary(traced.summary.decode())
     (said,) = summary.warnings
@@ -188,20 +191,22 @@ def test_an_unknown_operator_is_named_with_what_was_assumed(outcomes: Dict[str, 
     assert any("gpumemtest::scan" in remark for remark in trace.remarks)
 
 
-def test_a_training_step_of_the_users_own_is_traced(outcomes: Dict[str, Outcome]) -> None:
+def test_a_training_step_of_the_users_own_is_traced(outcomes: Outcomes) -> None:
     trace = read_summary(_traced(outcomes["own step"]).summary.decode()).trace
     assert trace is not None
     assert {phase.name for phase in trace.phases} >= {"forward", "backward", "optimizer"}
 
 
-def test_a_model_for_one_batch_size_is_traced_for_that_one(outcomes: Dict[str, Outcome]) -> None:
+def test_a_model_for_one_batch_size_is_traced_for_that_one(outcomes: Outcomes) -> None:
     trace = read_summary(_traced(outcomes["Graph"]).summary.decode()).trace
     assert trace is not None
     assert not trace.scalable
     assert max(phase.step for phase in trace.phases) == 2, "the step at twice the batch failed"
 
 
-def test_layers_that_a_checkpoint_computes_again_are_listed_once(outcomes: Dict[str, Outcome]) -> None:
+def test_layers_that_a_checkpoint_computes_again_are_listed_once(
+    outcomes: Outcomes,
+) -> None:
     summary = read_summary(_traced(outcomes["blocks"]).summary.decode())
     assert [layer.name for layer in summary.layers] == ["", "0", "0.layer", "1", "1.layer"]
     assert summary.trace is not None
@@ -221,11 +226,12 @@ def test_layers_that_a_checkpoint_computes_again_are_listed_once(outcomes: Dict[
             r"RuntimeError: .*\nIt was called with \[8, 65\]",
         ),
     ],
+    ids=["exits", "hard exit", "downloads", "wrong input"],
 )
 def test_what_goes_wrong_is_told_with_the_line_of_the_users_file(
-    outcomes: Dict[str, Outcome], case: str, said: str
+    outcomes: Outcomes, case: str, said: str
 ) -> None:
-    outcome = outcomes[case]
+    outcome = outcomes[case].result()
     assert isinstance(outcome, TargetError), outcome
     assert re.search(said, str(outcome)), str(outcome)
     assert "Traceback" not in str(outcome)

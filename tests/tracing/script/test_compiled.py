@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Dict
 
 import pytest
 
 from slurm_gpumem import estimate
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
+from tests.support.on_demand import OnDemand
 
 pytestmark = needs_torch
 
@@ -48,7 +49,7 @@ MEASURED_MIB = 3064
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, TracedScript]]:
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Future[TracedScript]]:
     folder: Path = tmp_path_factory.mktemp("compiled")
 
     def trace(name: str) -> TracedScript:
@@ -56,23 +57,30 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Trace
         limits = Limits(seconds=400, onward_s=1)
         return trace_command([sys.executable, f"{name}.py"], limits, folder=str(folder))
 
-    with ThreadPoolExecutor(2) as pool:
-        yield dict(zip(SCRIPTS, pool.map(trace, SCRIPTS)))
+    with OnDemand() as pool:
+        return {name: pool.submit(trace, name) for name in SCRIPTS}
 
 
-def _peak(run: TracedScript) -> int:
-    return estimate(run.summary.decode(), gpu="h200").peak_mib
+def _peak(run: Future[TracedScript]) -> int:
+    return estimate(run.result().summary.decode(), gpu="h200").peak_mib
 
 
-def test_a_compiled_model_holds_what_was_measured(traced: Dict[str, TracedScript]) -> None:
+def test_a_compiled_model_holds_what_was_measured(traced: Dict[str, Future[TracedScript]]) -> None:
     assert _peak(traced["compiled"]) == pytest.approx(MEASURED_MIB, rel=0.05)
+    assert not any("torch.compile" in note for note in traced["compiled"].result().notes)
+
+
+def test_a_model_that_is_compiled_in_place_holds_the_same(traced: Dict[str, Future[TracedScript]]) -> None:
     assert _peak(traced["in-place"]) == _peak(traced["compiled"])
-    assert not any("torch.compile" in note for note in traced["compiled"].notes)
 
 
 def test_a_model_whose_graph_cannot_be_had_is_traced_as_eager_with_a_word(
-    traced: Dict[str, TracedScript],
+    traced: Dict[str, Future[TracedScript]],
 ) -> None:
-    (note,) = [note for note in traced["reads"].notes if "torch.compile" in note]
+    (note,) = [note for note in traced["reads"].result().notes if "torch.compile" in note]
     assert "eager PyTorch" in note
+    assert _peak(traced["reads"]) > 1.2 * MEASURED_MIB
+
+
+def test_such_a_model_holds_what_eager_pytorch_holds(traced: Dict[str, Future[TracedScript]]) -> None:
     assert _peak(traced["reads"]) == pytest.approx(_peak(traced["eager"]), rel=0.02)

@@ -55,21 +55,21 @@ def train(model, optimizer=None):
 """
 TORCHRUN = ("-m", "torch.distributed.run")
 OTHERS = {
-    # Its own processes, of which two wait in init_process_group; gathered values are this rank's.
+    # Its own processes, of which one waits in init_process_group; gathered values are this rank's.
     "spawned": """
 import torch.multiprocessing as processes
 def worker(rank, world):
     dist.init_process_group("nccl", "tcp://127.0.0.1:1", rank=rank, world_size=world)
-    assert dist.get_world_size() == 3 and torch.cuda.device_count() == 3
+    assert dist.get_world_size() == 2 and torch.cuda.device_count() == 2
     wrapped = nn.parallel.DistributedDataParallel(Net().to(device), device_ids=[rank])
     stop = torch.tensor([0], device=device); dist.broadcast(stop, src=0); dist.all_reduce(stop)
     assert stop.item() == 0
-    names = [None] * world; dist.all_gather_object(names, {"rank": rank}); assert names[2] == {"rank": 0}
+    names = [None] * world; dist.all_gather_object(names, {"rank": rank}); assert names[1] == {"rank": 0}
     out = [torch.zeros(4, device=device) for _ in range(world)]
     dist.all_gather(out, torch.ones(4).to(device))
     train(wrapped)
 if __name__ == "__main__":
-    processes.spawn(worker, args=(3,), nprocs=3)
+    processes.spawn(worker, args=(2,), nprocs=2)
 """,
     "views": """
 dist.init_process_group("nccl")
@@ -132,7 +132,7 @@ def traced(folder: Path) -> Iterator[Dict[str, Future[TracedScript]]]:
             for name in (*SHARDED, "views")
         }
         found["alone"] = pool.submit(trace, *TORCHRUN, "--nproc-per-node=1", "fsdp1.py")
-        found["spawned"] = pool.submit(trace, "spawned.py", gpus=3)
+        found["spawned"] = pool.submit(trace, "spawned.py", gpus=2)
         found["one-process"] = pool.submit(trace, "one-process.py", gpus=4)
         yield found
 
@@ -143,8 +143,8 @@ def test_a_script_that_spawns_its_ranks_is_traced_as_the_first_with_its_buckets(
     found = traced["spawned"].result()
     summary = parse(found.summary.decode(), origin="test")
     assert summary.trace is not None
-    assert (found.ranks, summary.trace.job.ranks) == (3, 3)
-    trace, _ = rank_trace(summary.trace, 3)
+    assert (found.ranks, summary.trace.job.ranks) == (2, 2)
+    trace, _ = rank_trace(summary.trace, 2)
     held = figures(trace)
     assert held["buckets"] == held["gradients"] == held["weights"]
     sizes = [site.bytes[0] for _, _, site in trace.allocations() if site and site.operator == BUCKET]
