@@ -51,7 +51,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "submission",
         "simulation",
     },
-    "site": {"config", "formats", "slurm", "utilization", "accounting", "estimators", "devcluster"},
+    "site": {"config", "formats", "slurm", "utilization", "accounting", "estimators", "devcluster", "node"},
     "simulation": {"config", "estimators", "formats", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
     "lab": {

@@ -210,6 +210,12 @@ class Nvml:
     def name(self, uuid: str) -> str:
         return self._text("nvmlDeviceGetName", self._handle(uuid), 96)
 
+    def driver(self) -> str:
+        """The driver's version."""
+        buffer = (c_char * 80)()
+        self._call("nvmlSystemGetDriverVersion", buffer, c_uint(80))
+        return buffer.value.decode(errors="replace")
+
     def minor(self, uuid: str) -> Optional[int]:
         """The N of /dev/nvidiaN, which need not be NVML's index."""
         return self._number("nvmlDeviceGetMinorNumber", uuid, c_uint())

@@ -94,6 +94,14 @@ def test_a_value_that_the_driver_lacks_is_none(value: str) -> None:
     assert getattr(opened(driver()), value)("GPU-aa") is None
 
 
+def test_the_drivers_version_is_a_text() -> None:
+    def version(buffer: Any, size: Any) -> int:
+        buffer.value = b"570.1"
+        return 0
+
+    assert opened(driver(nvmlSystemGetDriverVersion=version)).driver() == "570.1"
+
+
 def test_a_value_that_the_gpu_does_not_support_is_none() -> None:
     library = driver(nvmlDeviceGetPowerUsage=lambda *_: NOT_SUPPORTED)
     assert opened(library).power_w("GPU-aa") is None

@@ -4,8 +4,8 @@
 
 prints one JSON object: for each stage ("bare", then those named) the process's memory outside the
 allocator in MiB; the cuBLAS workspaces; whether the allocator rounds as simulated. It is a separate
-process because a loaded library stays loaded. Needs PyTorch; imports nothing else from
-this package but modules of this folder, so that it runs in any training environment.
+process because a loaded library stays loaded. Needs PyTorch, and of this package only what
+needs nothing else, so that it runs in any training environment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from typing import Any, Dict, List, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
-from slurm_gpumem.site.calibration.process_memory import GpuSource, OwnMemory, open_source
+from slurm_gpumem.site.calibration.process_memory import OwnMemory, VisibleGpu
 from slurm_gpumem.units import MIB
 
 _STEPS = 3
@@ -44,8 +44,8 @@ def main(argv: List[str]) -> int:
     if importlib.util.find_spec("torch") is None:
         return _say({"error": "no-torch", "detail": "no module named torch"})
     try:
-        source = open_source()
-        memory = OwnMemory(source)
+        gpu = VisibleGpu()
+        memory = OwnMemory(gpu)
     except OSError as error:
         return _say({"error": "no-gpu", "detail": str(error)})
     try:
@@ -54,7 +54,7 @@ def main(argv: List[str]) -> int:
         return _say({"error": "no-torch", "detail": str(error)})
     if not torch.cuda.is_available():
         return _say({"error": "no-gpu", "detail": f"torch {torch.__version__} sees no CUDA device"})
-    return _say(_measure(torch, argv, memory, source))
+    return _say(_measure(torch, argv, memory, gpu))
 
 
 def _say(result: Dict[str, Any]) -> int:
@@ -62,7 +62,7 @@ def _say(result: Dict[str, Any]) -> int:
     return 0
 
 
-def _measure(torch: Any, stages: List[str], memory: OwnMemory, source: GpuSource) -> Dict[str, Any]:
+def _measure(torch: Any, stages: List[str], memory: OwnMemory, gpu: VisibleGpu) -> Dict[str, Any]:
     device = torch.device("cuda", 0)
     outside: Dict[str, int] = {}
     workspaces: List[int] = []
@@ -76,16 +76,15 @@ def _measure(torch: Any, stages: List[str], memory: OwnMemory, source: GpuSource
             _train(torch, device, *_matmul_net(torch, device))
         outside[stage], how = _outside(torch, memory)
     properties = torch.cuda.get_device_properties(device)
-    identity = source.identity()
     return {
         "outside_mib": outside,
         "workspaces": workspaces,
         "rounding": rounding,
         "how": how,
         "crowded": memory.crowded,
-        "gpu": identity.name,
-        "driver": identity.driver,
-        "memory_mib": source.read().total_mib,
+        "gpu": gpu.name,
+        "driver": gpu.driver,
+        "memory_mib": gpu.read().total_mib,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "sms": properties.multi_processor_count,
         "torch": torch.__version__,

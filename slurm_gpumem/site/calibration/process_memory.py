@@ -1,4 +1,4 @@
-"""This process's GPU memory, read from NVML or nvidia-smi for `gpumem calibrate`.
+"""This process's GPU memory, read from NVML for `gpumem calibrate`.
 
 NVML lists processes by the pid of the host. Inside a container our own pid may differ, or
 the list may be empty. So the reader remembers what was there before the process touched the GPU,
@@ -8,31 +8,49 @@ and uses the one process that is new, or else the growth of the whole GPU's memo
 from __future__ import annotations
 
 import os
-import subprocess
-from typing import Dict, Optional, Protocol, Tuple
+from typing import Dict, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.site.calibration.nvml import GpuIdentity, GpuReading, NvmlGpu, visible_device
-
-_TIMEOUT_S = 20
+from slurm_gpumem.node.nvml import Nvml, NvmlError
 
 
-class GpuSource(Protocol):
-    """A way to read one GPU."""
+class GpuReading(NamedTuple):
+    """One reading of one GPU."""
 
-    how: str
+    used_mib: int
+    total_mib: int
+    processes: Dict[int, int]
+    """MiB by pid, for the processes whose memory is reported."""
 
-    def identity(self) -> GpuIdentity: ...
 
-    def read(self) -> GpuReading: ...
+class VisibleGpu:
+    """The first GPU of CUDA_VISIBLE_DEVICES, an index or a UUID; OSError where no driver answers."""
+
+    def __init__(self, nvml: Optional[Nvml] = None) -> None:
+        device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+        try:
+            self._nvml = nvml or Nvml()
+            self._uuid = dict(self._nvml.devices())[int(device)] if device.isdigit() else device
+            self.name, self.driver = self._nvml.name(self._uuid), self._nvml.driver()
+        except NvmlError as error:
+            raise OSError(str(error)) from None
+        except KeyError:
+            raise OSError(f"NVML has no GPU {device}") from None
+
+    def read(self) -> GpuReading:
+        """The GPU's memory and its processes' in MiB."""
+        used, total = self._nvml.memory_mib(self._uuid) or (0, 0)
+        # MPS clients are on some drivers in a list of their own only.
+        listed = [*self._nvml.processes(self._uuid), *(self._nvml.mps_processes(self._uuid) or ())]
+        return GpuReading(int(used), int(total), {pid: int(mib) for pid, mib in listed if mib is not None})
 
 
 class OwnMemory:
     """This process's memory on a GPU, relative to what was there before."""
 
-    def __init__(self, source: GpuSource) -> None:
+    def __init__(self, gpu: VisibleGpu) -> None:
         """Remember the GPU's current state; call it before the process creates its CUDA context."""
-        self._source = source
-        self._before = source.read()
+        self._gpu = gpu
+        self._before = gpu.read()
 
     @property
     def crowded(self) -> bool:
@@ -41,52 +59,11 @@ class OwnMemory:
 
     def read(self) -> Tuple[int, str]:
         """MiB of this process, and how they were determined."""
-        now = self._source.read()
+        now = self._gpu.read()
         pid = os.getpid()
         if now.processes.get(pid):
-            return now.processes[pid], f"{self._source.how}, own process"
+            return now.processes[pid], "NVML, own process"
         new = {p: mib for p, mib in now.processes.items() if p not in self._before.processes and mib}
         if len(new) == 1:
-            return next(iter(new.values())), f"{self._source.how}, the only new process"
-        return now.used_mib - self._before.used_mib, f"{self._source.how}, growth of the whole GPU"
-
-
-def open_source(device: Optional[str] = None) -> GpuSource:
-    """NVML through pynvml if installed, otherwise nvidia-smi; raises OSError if there is neither."""
-    try:
-        return NvmlGpu(device)
-    except ModuleNotFoundError:
-        return _NvidiaSmi(visible_device() if device is None else device)
-
-
-class _NvidiaSmi:
-    how = "nvidia-smi"
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def identity(self) -> GpuIdentity:
-        name, driver = self._ask("--query-gpu=name,driver_version").split(",")
-        return GpuIdentity(name.strip(), driver.strip())
-
-    def read(self) -> GpuReading:
-        used, total = self._ask("--query-gpu=memory.used,memory.total").split(",")
-        processes: Dict[int, int] = {}
-        for line in self._ask("--query-compute-apps=pid,used_memory").splitlines():
-            pid, _, mib = line.partition(",")
-            # "[N/A]" or "[Not Supported]" if the driver does not report it.
-            if pid.strip().isdigit() and mib.strip().isdigit():
-                processes[int(pid)] = int(mib)
-        return GpuReading(int(used), int(total), processes)
-
-    def _ask(self, query: str) -> str:
-        command = ["nvidia-smi", "-i", self._device, query, "--format=csv,noheader,nounits"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        except FileNotFoundError:
-            raise OSError("neither pynvml (pip install nvidia-ml-py) nor nvidia-smi is installed") from None
-        except subprocess.TimeoutExpired:
-            raise OSError(f"nvidia-smi did not answer within {_TIMEOUT_S} s") from None
-        if done.returncode != 0:
-            raise OSError(f"nvidia-smi: {(done.stdout + done.stderr).strip()}")
-        return done.stdout.strip()
+            return next(iter(new.values())), "NVML, the only new process"
+        return now.used_mib - self._before.used_mib, "NVML, growth of the whole GPU"

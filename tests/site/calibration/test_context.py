@@ -7,16 +7,16 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
 from slurm_gpumem.errors import CalibrationError
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.node.nvml import Nvml
 from slurm_gpumem.site.calibration.context import calibration, put_entry, run_probe
 from slurm_gpumem.site.calibration.context_probe import ROUNDING_CHECK
-from slurm_gpumem.site.calibration.nvml import GpuIdentity, GpuReading
-from slurm_gpumem.site.calibration.process_memory import OwnMemory, open_source
+from slurm_gpumem.site.calibration.process_memory import GpuReading, OwnMemory, VisibleGpu
 
 
 def _probe(**changes: Any) -> Dict[str, Any]:
@@ -104,14 +104,9 @@ def test_a_reading_of_nothing_is_refused() -> None:
 # -- Reading the own process's memory ------------------------------------------------------------
 
 
-class _Source:
-    how = "test"
-
+class _Gpu(VisibleGpu):
     def __init__(self, readings: List[GpuReading]) -> None:
         self._readings = readings
-
-    def identity(self) -> GpuIdentity:
-        return GpuIdentity("gpu", "driver")
 
     def read(self) -> GpuReading:
         return self._readings.pop(0)
@@ -119,41 +114,64 @@ class _Source:
 
 def test_the_own_pid_is_taken_where_it_is_listed() -> None:
     memory = OwnMemory(
-        _Source([GpuReading(100, 1000, {7: 100}), GpuReading(700, 1000, {7: 100, os.getpid(): 580})])
+        _Gpu([GpuReading(100, 1000, {7: 100}), GpuReading(700, 1000, {7: 100, os.getpid(): 580})])
     )
-    assert memory.read() == (580, "test, own process")
+    assert memory.read() == (580, "NVML, own process")
     assert memory.crowded
 
 
 def test_in_a_container_the_only_new_process_is_taken() -> None:
-    memory = OwnMemory(
-        _Source([GpuReading(100, 1000, {7: 100}), GpuReading(700, 1000, {7: 100, 12345: 590})])
-    )
-    assert memory.read() == (590, "test, the only new process")
+    memory = OwnMemory(_Gpu([GpuReading(100, 1000, {7: 100}), GpuReading(700, 1000, {7: 100, 12345: 590})]))
+    assert memory.read() == (590, "NVML, the only new process")
 
 
 def test_without_a_process_list_the_growth_of_the_gpu_is_taken() -> None:
-    memory = OwnMemory(_Source([GpuReading(100, 1000, {}), GpuReading(700, 1000, {})]))
-    assert memory.read() == (600, "test, growth of the whole GPU")
+    memory = OwnMemory(_Gpu([GpuReading(100, 1000, {}), GpuReading(700, 1000, {})]))
+    assert memory.read() == (600, "NVML, growth of the whole GPU")
     assert not memory.crowded
 
 
-def test_nvidia_smi_is_read_where_pynvml_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "nvidia-smi"
-    script.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in\n'
-        '  *query-gpu=name*) echo "NVIDIA Test, 550.1";;\n'
-        '  *query-gpu=memory*) echo "1200, 40960";;\n'
-        '  *query-compute-apps*) echo "77, 1100"; echo "78, [N/A]";;\n'
-        "esac\n"
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    source = open_source("0")
-    assert source.identity() == GpuIdentity("NVIDIA Test", "550.1")
-    assert source.read() == GpuReading(1200, 40960, {77: 1100})
+class _Driver(Nvml):
+    """Two GPUs; MPS clients of the first are in a list of their own, the second has no such list."""
+
+    def __init__(self) -> None:
+        pass
+
+    def devices(self) -> List[Tuple[int, str]]:
+        return [(0, "GPU-a"), (1, "GPU-b")]
+
+    def name(self, uuid: str) -> str:
+        return {"GPU-a": "first", "GPU-b": "second"}[uuid]
+
+    def driver(self) -> str:
+        return "570.1"
+
+    def memory_mib(self, uuid: str) -> Optional[Tuple[float, float]]:
+        return 1000.5, 141_000.0
+
+    def processes(self, uuid: str) -> List[Tuple[int, Optional[float]]]:
+        return [(7, 600.2), (8, None)]
+
+    def mps_processes(self, uuid: str) -> Optional[List[Tuple[int, Optional[float]]]]:
+        return [(9, 300.0)] if uuid == "GPU-a" else None
+
+
+@pytest.mark.parametrize(
+    ("visible", "name", "processes"),
+    [("", "first", {7: 600, 9: 300}), ("1,0", "second", {7: 600}), ("GPU-b", "second", {7: 600})],
+)
+def test_the_first_visible_gpu_is_read(
+    monkeypatch: pytest.MonkeyPatch, visible: str, name: str, processes: Dict[int, int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpu = VisibleGpu(_Driver())
+    assert (gpu.name, gpu.driver, gpu.read()) == (name, "570.1", GpuReading(1000, 141_000, processes))
+
+
+def test_a_gpu_that_the_driver_does_not_have_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    with pytest.raises(OSError, match="no GPU 5"):
+        VisibleGpu(_Driver())
 
 
 # -- Where it cannot run -------------------------------------------------------------------------

@@ -11,23 +11,18 @@ import pytest
 from slurm_gpumem.estimators.allocator import CachingAllocator
 from slurm_gpumem.site.calibration import context_probe as calibrate_probe
 from slurm_gpumem.site.calibration.context import calibration
-from slurm_gpumem.site.calibration.nvml import GpuIdentity, GpuReading
-from slurm_gpumem.site.calibration.process_memory import OwnMemory
+from slurm_gpumem.site.calibration.process_memory import GpuReading, OwnMemory, VisibleGpu
 from slurm_gpumem.units import MIB
 
 torch = pytest.importorskip("torch")
 
 
-class _Gpu:
+class _Gpu(VisibleGpu):
     """A GPU whose driver counts 400 MiB for us at first and 10 more at each look."""
-
-    how = "test"
 
     def __init__(self) -> None:
         self.looks = 0
-
-    def identity(self) -> GpuIdentity:
-        return GpuIdentity("NVIDIA A100-SXM4-40GB", "550.1")
+        self.name, self.driver = "NVIDIA A100-SXM4-40GB", "550.1"
 
     def read(self) -> GpuReading:
         self.looks += 1
