@@ -256,22 +256,6 @@ def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
             )
 
 
-def defaults_per_gpu_are_known_to_ignore_shares(now: Snapshot) -> Iterator[Finding]:
-    """DefCpuPerGPU and DefMemPerGPU mean nothing to a shared job."""
-    places = [
-        ("slurm.conf", now.config),
-        *((f"partition {p['PartitionName']}", p) for p in shared_partitions(now)),
-    ]
-    for where, settings in places:
-        if "PerGPU" in settings.get("JobDefaults", ""):
-            yield note(
-                "defaults-per-gpu",
-                f"{where}: JobDefaults={settings['JobDefaults']}",
-                "it does not count for shared jobs",
-                "nothing to do for gpusbatch and the plug-in: they ask for CPUs and memory in proportion",
-            )
-
-
 def shares_per_gpu(now: Snapshot) -> List[Tuple[str, int]]:
     """Gres name and the most shares that one GPU of the cluster has, for each gres in use."""
     most = {}

@@ -42,7 +42,6 @@ CHECKS: Tuple[Check, ...] = (
     check_nodes.gres_files_agree,
     check_nodes.shares_fit_the_memory,
     check_nodes.names_are_known,
-    check_gpus.defaults_per_gpu_are_known_to_ignore_shares,
     check_accounting.shares_are_accounted,
     check_accounting.comments_are_kept,
     check_accounting.limits_have_twins,

@@ -280,12 +280,6 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "--placement pack where whole GPUs must stay free",
     ),
     "shares cannot be spread": (OLD(), Severity.NOTE, "placement", "nothing before Slurm 23.11"),
-    "defaults per GPU": (
-        partition(JobDefaults="DefCpuPerGPU=8"),
-        Severity.NOTE,
-        "defaults-per-gpu",
-        "nothing to do",
-    ),
     "shares not accounted": (
         config(AccountingStorageTRES="cpu,mem,gres/gpu"),
         Severity.WARNING,
