@@ -216,9 +216,9 @@ format: setup-test
 	$(BIN)/ruff check --fix
 
 accuracy: $(BIN)/gpumem
-	@$(BIN)/gpumem accuracy
+	@$(BIN)/python -m lab.score.command
 	@echo
-	@$(BIN)/gpumem accuracy --utilization
+	@$(BIN)/python -m lab.score.command --utilization
 
 # ARGS: lists, or --texts lab/data/blind-check-4
 ablations: $(BIN)/gpumem

@@ -106,10 +106,3 @@ def test_a_hub_name_is_known_and_only_torch_is_missing(installed: Path) -> None:
     done = _run(installed, "gpumem", "summarize", "hf:gpt2-medium", "--batch-size", "4", "-o", "summary.json")
     assert done.returncode == 2
     assert "needs PyTorch" in done.stderr
-
-
-def test_what_needs_the_laboratory_says_what_to_clone(installed: Path) -> None:
-    done = _run(installed, "gpumem", "accuracy")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Clone the git repository" in done.stderr
-    assert "make accuracy" in done.stderr

@@ -41,7 +41,7 @@ def from_texts() -> Dict[str, Set[str]]:
         try:
             summary = summary_of(text)
         except GpumemError:
-            continue  # `gpumem accuracy` counts and names these
+            continue  # `make accuracy` counts and names these
         for layer, inside in inner_kinds(summary):
             known.setdefault(layer.kind, set()).update(inside)
     return known

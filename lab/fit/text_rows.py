@@ -99,7 +99,7 @@ def _rows_of(run: MeasuredRun, texts: Mapping[str, str]) -> List[Row]:
         try:
             found.append(_row(run, tool, summary_of(texts[tool])))
         except GpumemError:
-            continue  # `gpumem accuracy` counts and names these
+            continue  # `make accuracy` counts and names these
     return found
 
 

@@ -1,7 +1,7 @@
 """Fit utilization on jobs measured alone, and interference on sets: `make fit-utilization`.
 
 Writes models/utilization.json (fitted on all rows), lab/data/folds/utilization.json.gz (one fit a fold,
-without that fold's models or without a whole collection of jobs; `gpumem accuracy` scores with these) and
+without that fold's models or without a whole collection of jobs; `make accuracy` scores with these) and
 the card models/utilization.md.
 """
 

@@ -47,7 +47,7 @@ def rows_of(
                 summary = summary_of(texts[run.summary][tool])
                 walk = rebuild(summary, run.job)
             except GpumemError:
-                continue  # the same texts are counted and named by `gpumem accuracy`
+                continue  # the same texts are counted and named by `make accuracy`
             found.append(
                 UtilizationRow(
                     run,

@@ -1,13 +1,15 @@
-"""`gpumem accuracy`: score every estimator on measured training runs."""
+"""`make accuracy`: score every estimator on measured training runs."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
+from lab.command import exit_code
 from lab.ground_truth import TOOLS, GroundTruth, load_ground_truth
 from lab.places import GROUND_TRUTH, shown
 from lab.score.accuracy import Failure, Score, grouped, score, score_stored, worst
@@ -42,8 +44,11 @@ namesakes; trace: on those runs that were traced again (python -m lab.score.trac
 
 
 def main(argv: List[str]) -> int:
-    """Entry point of the subcommand."""
-    args = _parser().parse_args(argv)
+    """Entry point."""
+    return exit_code(lambda: _run(_parser().parse_args(argv)))
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.utilization:
         from lab.score.utilization_command import utilization_lines
 
@@ -199,7 +204,7 @@ def _condition(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem accuracy", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.score.command", description=__doc__)
     parser.add_argument("--estimator", default=ALL, metavar="NAME", help="one estimator instead of all")
     parser.add_argument(
         "--by",
@@ -228,3 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="machine-readable, schema " + SCHEMA)
     return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """Stored predictions: what an estimator said of each measured run when it had not seen the run's model.
 
 Some estimators are too slow or need too much to be run again for a table: they are trained, or trace a live
-model. Their answers are kept beside the measurements, and `gpumem accuracy` scores them on the same rows.
+model. Their answers are kept beside the measurements, and `make accuracy` scores them on the same rows.
 
     lab/data/predictions/NAME.json.gz: {"format": "gpumem-predictions/1", "estimator": NAME,
         "card": {how, figures}, "rows": {key of the run: [peak MiB, request MiB]}}

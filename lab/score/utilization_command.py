@@ -1,4 +1,4 @@
-"""The utilization and interference tables of `gpumem accuracy`."""
+"""The utilization and interference tables of `make accuracy`."""
 
 from __future__ import annotations
 

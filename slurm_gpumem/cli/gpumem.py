@@ -19,7 +19,6 @@ COMMANDS = {
     "top": ("slurm_gpumem.cli.top", "your running jobs: share, memory, activity, neighbours; live"),
     "report": ("slurm_gpumem.cli.report", "what jobs were estimated to need, what they used, what it saved"),
     "collect": ("slurm_gpumem.cli.collect", "gather the nodes' job records, for gpumem report"),
-    "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),
     "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
     "recover": (
         "slurm_gpumem.cli.recover",
@@ -49,7 +48,7 @@ READERS = {
         "learn",
         "calibrate",
     ),
-    "for developers": ("devcluster", "accuracy"),
+    "for developers": ("devcluster",),
 }
 """Every command, by whom it is for, in the order in which one meets them."""
 

@@ -4,7 +4,7 @@ Clients of one MPS server run side by side, at one server for all users busy one
 servers of different users take turns: kernels of two users never overlap, those of one user do. Without MPS
 every process takes turns with every other, in the same way: what the sets of several users taught predicts
 the sets without MPS better (0.04 of a job's speed) than coefficients that were fitted on these (0.07;
-`gpumem accuracy --utilization`).
+`python -m lab.score.command --utilization`).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def call(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"trace", "accuracy"}))
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"trace"}))
 def test_an_unknown_option_is_one_line_and_no_wall_of_usage(command: str) -> None:
     done = call(command, "--no-such-thing-anywhere")
     assert done.returncode == 2

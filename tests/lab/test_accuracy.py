@@ -1,4 +1,4 @@
-"""`gpumem accuracy`: the figures on runs whose answers can be worked out by hand."""
+"""`make accuracy`: the figures on runs whose answers can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.units import MIB
 
 TEXT = (Path(__file__).parents[1] / "estimators" / "data" / "small_cnn.txt").read_text()
-_GPUMEM = [sys.executable, "-c", "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"]
+_ACCURACY = [sys.executable, "-m", "lab.score.command"]
 
 
 def _row(number: int, **changes: Any) -> Dict[str, Any]:
@@ -169,9 +169,7 @@ def test_an_empty_folder_and_a_broken_line_are_said(tmp_path: Path) -> None:
 
 def _run(*args: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(
-        [*_GPUMEM, "accuracy", *args], capture_output=True, text=True, env=environment, check=False
-    )
+    return subprocess.run([*_ACCURACY, *args], capture_output=True, text=True, env=environment, check=False)
 
 
 def test_the_command_prints_a_table_per_field_and_the_worst_runs(tmp_path: Path) -> None:

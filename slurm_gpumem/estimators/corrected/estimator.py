@@ -70,7 +70,7 @@ def corrected(
     models: SimilarModels,
     margins: Mapping[str, GroupMargin],
 ) -> Estimate:
-    """The estimate by given fits; `gpumem accuracy` gives those that never saw the model."""
+    """The estimate by given fits; `make accuracy` gives those that never saw the model."""
     around = anchors(job.batch_size)
     ask = AtBatchSizes(summary, job, gpu, models)
     points = [ask.at(batch) for _, batch in around]
