@@ -20,8 +20,8 @@ _HEAD = (
 
 def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) -> List[str]:
     """Markdown: the figures on families and kinds that each fold's fit never saw."""
-    by_fold = [margin.from_json(part, "the fold just fitted") for part in parts]
-    used = margin.from_json(whole, "the fit")
+    by_fold = [margin.from_json(part) for part in parts]
+    used = margin.from_json(whole)
     lines = [
         "# Margins of requests",
         "",

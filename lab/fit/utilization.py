@@ -108,7 +108,7 @@ class HeldOut(NamedTuple):
 
 
 def _held_out(rows: Sequence[UtilizationRow], parts: Sequence[Dict[str, Any]], source: str) -> List[HeldOut]:
-    models = [from_json(as_file({source: part}), "the fold just fitted").sources[source] for part in parts]
+    models = [from_json(as_file({source: part})).sources[source] for part in parts]
     found = []
     for row in rows:
         got = centers(row.work, row.seen, row.run.gpu, models[row.fold])

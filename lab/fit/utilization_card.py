@@ -25,7 +25,7 @@ def card_lines(
     rows: Sequence[UtilizationRow], parts: Sequence[Any], card: Mapping[str, Any], sha256: str
 ) -> List[str]:
     """The card as Markdown."""
-    folds = [from_json(part, "the fold just fitted") for part in parts]
+    folds = [from_json(part) for part in parts]
     everything = judge(rows, folds)
     traced = [item for item in everything if item.source == TRACE]
     items = [item for item in fullest([i for i in everything if i.source == SUMMARY]) if not item.unknown]

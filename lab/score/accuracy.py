@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +21,6 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected.estimator import corrected
 from slurm_gpumem.estimators.corrected.similar import SimilarModels, packaged
 from slurm_gpumem.estimators.coverage import between
-from slurm_gpumem.estimators.fitted_file import read_json
 from slurm_gpumem.estimators.margin import TRACE, GroupMargin
 from slurm_gpumem.estimators.margin import from_json as margins_from_json
 from slurm_gpumem.estimators.types import Estimate
@@ -160,8 +160,8 @@ class HeldOut:
     def _margins(self, run: MeasuredRun) -> Mapping[str, GroupMargin]:
         """The margins by a fit without the run's family or kind."""
         if not self._margin_folds:
-            content = read_json(MARGIN_FOLDS)
-            self._margin_folds = [margins_from_json(part, str(MARGIN_FOLDS)) for part in content]
+            content = json.loads(MARGIN_FOLDS.read_text())
+            self._margin_folds = [margins_from_json(part) for part in content]
         return self._margin_folds[folds.fold_of_run(run.row)]
 
     def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:

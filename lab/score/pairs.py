@@ -48,7 +48,7 @@ def load_frozen(path: Path = FROZEN, coefficients: Path = COEFFICIENTS) -> Inter
     # Priorities came later, and no pair had them.
     content = {**json.loads(coefficients.read_text()), "format": FORMAT}
     later = json.loads((MODELS / FILE).read_text())["priority"]
-    return from_json({**content, "priority": later}, coefficients.name)
+    return from_json({**content, "priority": later})
 
 
 def lines() -> List[str]:

@@ -66,7 +66,7 @@ def load_folds(path: Path = UTILIZATION_FOLDS) -> List[UtilizationModel]:
         content: List[Any] = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; `make fit-utilization` writes it") from None
-    return [from_json(part, f"{path}, fold {number}") for number, part in enumerate(content)]
+    return [from_json(part) for part in content]
 
 
 def judge(rows: Sequence[UtilizationRow], folds: Sequence[UtilizationModel]) -> List[Judged]:

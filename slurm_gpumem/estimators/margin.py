@@ -17,9 +17,7 @@ from functools import lru_cache
 from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 from slurm_gpumem.data import data_file
-from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.coverage import LEAST, LEVELS, MOST
-from slurm_gpumem.estimators.fitted_file import read_json, usable_number
+from slurm_gpumem.estimators.fitted_file import fitted
 
 FILE = "margins.json"
 FORMAT = "gpumem-margins/1"
@@ -64,10 +62,7 @@ class GroupMargin(NamedTuple):
 def unfinished_factor() -> float:
     """What the request of a trace that did not come to its script's end is multiplied by, without context."""
     path = data_file("models", UNFINISHED)
-    try:
-        return max(1.0, usable_number(read_json(path)["factor"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: is damaged ({error}); `python -m lab.fit.unfinished` writes it") from None
+    return fitted(path, "gpumem-unfinished/1", lambda content: float(content["factor"]))
 
 
 def trace_spread(fixed_mib: float, peak_mib: float) -> float:
@@ -78,28 +73,12 @@ def trace_spread(fixed_mib: float, peak_mib: float) -> float:
 @lru_cache(maxsize=1)
 def packaged() -> Mapping[str, GroupMargin]:
     """The package's own, by group."""
-    path = data_file("models", FILE)
-    return from_json(read_json(path), path)
+    return fitted(data_file("models", FILE), FORMAT, from_json)
 
 
-def from_json(content: Any, where: str) -> Dict[str, GroupMargin]:
-    """Check and take what a file says."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit` writes it")
-    try:
-        return {str(name): _margin(entry) for name, entry in content["groups"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again") from None
-
-
-def _margin(entry: Mapping[str, Any]) -> GroupMargin:
-    steps = tuple(usable_number(step) for step in entry["steps"])
-    if len(steps) != len(LEVELS) or list(steps) != sorted(steps) or steps[0] < 0:
-        raise ValueError(f"steps must be {len(LEVELS)} rising numbers of at least 0")
-    powers = {name: usable_number(entry[name]) for name in ("spread", "size", "batch")}
-    if not all(0 <= power <= 1 for power in powers.values()):
-        raise ValueError("a power must lie between 0 and 1")
-    coverage = usable_number(entry["coverage"])
-    if not LEAST <= coverage <= MOST:
-        raise ValueError(f"a coverage must lie between {LEAST} and {MOST}")
-    return GroupMargin(steps, coverage=coverage, **powers)
+def from_json(content: Any) -> Dict[str, GroupMargin]:
+    """What a file says."""
+    return {
+        name: GroupMargin(**{**entry, "steps": tuple(entry["steps"])})
+        for name, entry in content["groups"].items()
+    }

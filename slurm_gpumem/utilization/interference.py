@@ -15,14 +15,12 @@ behind theirs: busy jobs press less on light ones, and light ones harder on busy
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
-from math import exp, isfinite, log
-from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Tuple
+from math import exp, log
+from typing import Any, Mapping, NamedTuple, Tuple
 
-from slurm_gpumem.data import data_path
-from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.data import data_file
+from slurm_gpumem.estimators.fitted_file import fitted
 from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.formats.comment import is_busy
 
@@ -194,56 +192,21 @@ def rounded(load: float, roundness: float) -> float:
 @lru_cache(maxsize=1)
 def packaged() -> Interference:
     """The package's own model."""
-    return load(data_path("models", FILE))
+    return fitted(data_file("models", FILE), FORMAT, from_json)
 
 
-def load(path: Path) -> Interference:
-    """Read and check one file; ConfigError says what is wrong with it."""
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; `make fit-utilization` writes it"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not JSON: {error}") from None
-    return from_json(content, str(path))
-
-
-def from_json(content: Any, where: str) -> Interference:
-    """Check what a file says, number by number."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit-utilization` writes one")
-    try:
-        modes: Dict[str, Mapping[str, float]] = {}
-        scales: Dict[str, Tuple[Tuple[float, float], ...]] = {}
-        for mode in MODES:
-            part = content["modes"][mode]
-            known = {name: _number(part["coefficients"][name]) for name in NAMES}
-            if any(known[name] <= 0 for name in POSITIVE):
-                raise ValueError("a coefficient that must be positive is not")
-            modes[mode] = known
-            scales[mode] = _scale(part["scale"])
-        turns = Turns(_number(content["turns"]["need"]), _number(content["turns"]["capacity"]))
-        if turns.need <= 0 or not 0 < turns.capacity <= 1:
-            raise ValueError("the turns of servers need a positive need and a capacity up to 1")
-        part = content["priority"]
-        priority = Priority(_number(part["eased"]), _number(part["raised"]), _scale(part["scale"]))
-        if not 0 < priority.eased <= 1 <= priority.raised:
-            raise ValueError("priorities ease a pressure by a part of 1, and raise one by 1 or more")
-        return Interference(modes, scales, turns, priority, dict(content.get("card", {})))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it again") from None
+def from_json(content: Any) -> Interference:
+    """What a file says."""
+    modes = {mode: content["modes"][mode] for mode in MODES}
+    priority = content["priority"]
+    return Interference(
+        {mode: {name: part["coefficients"][name] for name in NAMES} for mode, part in modes.items()},
+        {mode: _scale(part["scale"]) for mode, part in modes.items()},
+        Turns(content["turns"]["need"], content["turns"]["capacity"]),
+        Priority(priority["eased"], priority["raised"], _scale(priority["scale"])),
+        content.get("card", {}),
+    )
 
 
 def _scale(points: Any) -> Tuple[Tuple[float, float], ...]:
-    read = tuple((_number(slow), _number(total)) for slow, total in points)
-    if len(read) < 2 or any(total <= 0 for _, total in read):
-        raise ValueError("the scale of budgets needs two points or more, all positive")
-    return read
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not isfinite(value) or abs(value) > 1e6:
-        raise ValueError(f"{value!r} is not a usable number")
-    return float(value)
+    return tuple((slow, total) for slow, total in points)

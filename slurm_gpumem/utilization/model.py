@@ -17,15 +17,11 @@ of a fast and of a slow one for `coverage` of jobs; there is one for each level 
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
-from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.fitted_file import usable_number
-from slurm_gpumem.utilization import roofline
+from slurm_gpumem.data import data_file
+from slurm_gpumem.estimators.fitted_file import fitted
 from slurm_gpumem.utilization.features import NAMES
 
 FORMAT = "gpumem-utilization/4"
@@ -33,7 +29,6 @@ FILE = "utilization.json"
 TARGETS = ("sm_active", "sm_occupancy", "dram_active", "step_seconds")
 LEVELS = (0.3, 0.7)
 """Shares of SM activity between which jobs are predicted equally well: idle, half busy, busy."""
-SIZE_CAP = 1 << 20
 STEEPEST = 3.0
 """The number of scales from its middle up to which the line follows a feature."""
 
@@ -75,7 +70,7 @@ class SourceModel(NamedTuple):
 
 
 class UtilizationModel(NamedTuple):
-    """A checked file."""
+    """A file."""
 
     sources: Mapping[str, SourceModel]
     coverage: float
@@ -87,75 +82,33 @@ class UtilizationModel(NamedTuple):
 @lru_cache(maxsize=4)
 def packaged(only: str = "") -> UtilizationModel:
     """The package's own model; of one source where only that is asked for, as at a submission."""
-    return load(data_path("models", FILE), only)
+    return fitted(data_file("models", FILE), FORMAT, lambda content: from_json(content, only))
 
 
-def load(path: Path, only: str = "") -> UtilizationModel:
-    """Read and check one file; ConfigError says what is wrong with it."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; `make fit-utilization` writes it"
-        ) from None
-    if len(text) > SIZE_CAP:
-        raise ConfigError(f"{path}: larger than {SIZE_CAP} bytes, so it is no utilization model")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not JSON: {error}") from None
-    return from_json(content, str(path), only)
+def from_json(content: Any, only: str = "") -> UtilizationModel:
+    """What a file says; of one source where `only` names it."""
+    if content["features"] != list(NAMES):
+        raise ValueError("it was fitted on other features than this version has")
+    sources = {name: _source(part) for name, part in content["sources"].items() if only in ("", name)}
+    return UtilizationModel(sources, content["coverage"], content["outside"], content.get("card", {}))
 
 
-def from_json(content: Any, where: str, only: str = "") -> UtilizationModel:
-    """Check what a file says, number by number; of one source where `only` names it."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit-utilization` writes one")
-    if content.get("features") != list(NAMES):
-        raise ConfigError(f"{where}: was fitted on other features than this version has; fit it again")
-    try:
-        parts = content["sources"].items()
-        sources = {name: _fitted(part) for name, part in parts if only in ("", name)}
-        coverage, outside = usable_number(content["coverage"]), usable_number(content["outside"])
-        return UtilizationModel(sources, coverage, outside, dict(content.get("card", {})))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it again") from None
-
-
-def _fitted(content: Mapping[str, Any]) -> SourceModel:
-    coefficients: Dict[str, float] = {}
-    for name in roofline.NAMES:
-        value = usable_number(content["coefficients"][name])
-        if value <= 0:
-            raise ValueError(f"{name} must be positive")
-        coefficients[name] = value
-    ranges = tuple((usable_number(low), usable_number(high)) for low, high in content["ranges"])
-    if len(ranges) != len(NAMES):
-        raise ValueError("as many ranges as features are needed")
+def _source(content: Mapping[str, Any]) -> SourceModel:
     targets = {name: _target(content["targets"][name]) for name in TARGETS}
-    middles, scales = _numbers(content["middles"]), _numbers(content["scales"])
-    if min(scales) <= 0:
-        raise ValueError("a scale must be positive")
-    fast, slow = (usable_number(factor) for factor in content["host"])
-    if not 0 < fast <= slow:
-        raise ValueError("host must be two positive factors, the smaller first")
-    lean = usable_number(content["lean"])
-    return SourceModel(coefficients, middles, scales, targets, ranges, (fast, slow), lean)
-
-
-def _numbers(content: Sequence[Any]) -> Tuple[float, ...]:
-    if len(content) != len(NAMES):
-        raise ValueError("a number for each feature is needed")
-    return tuple(usable_number(number) for number in content)
+    fast, slow = content["host"]
+    return SourceModel(
+        coefficients=content["coefficients"],
+        middles=tuple(content["middles"]),
+        scales=tuple(content["scales"]),
+        targets=targets,
+        ranges=tuple((low, high) for low, high in content["ranges"]),
+        host=(fast, slow),
+        busy_shift=content["lean"],
+    )
 
 
 def _target(content: Mapping[str, Any]) -> Target:
-    bands, guessed = (_bands(content[name]) for name in ("bands", "guessed_bands"))
-    return Target(usable_number(content["start"]), _numbers(content["slopes"]), bands, guessed)
-
-
-def _bands(content: Sequence[Any]) -> Tuple[Tuple[float, float], ...]:
-    bands = tuple((usable_number(low), usable_number(high)) for low, high in content)
-    if len(bands) != len(LEVELS) + 1:
-        raise ValueError("as many bands as levels are needed")
-    return bands
+    bands, guessed = (
+        tuple((low, high) for low, high in content[name]) for name in ("bands", "guessed_bands")
+    )
+    return Target(content["start"], tuple(content["slopes"]), bands, guessed)

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from lab.fit.folds import group_of
-from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected.anchors import anchors
-from slurm_gpumem.estimators.fitted_file import SIZE_CAP, read_json
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
@@ -78,16 +76,3 @@ def test_another_gpu_is_said_to_be_unmeasured() -> None:
 def test_sizes_and_libraries_of_one_architecture_are_one_group() -> None:
     assert group_of("timm/resnet18") == group_of("torchvision/resnet50") == "resnet"
     assert group_of("cnn/0279-dense") != group_of("cnn/0278-dense")
-
-
-@pytest.mark.parametrize("text", ["", "[" * 100_000, " " * (SIZE_CAP + 1)])
-def test_a_file_that_holds_no_fitted_numbers_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "margins.json"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=r"margins\.json"):
-        read_json(path)
-
-
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"margins\.json: cannot be read"):
-        read_json(tmp_path / "margins.json")

@@ -35,8 +35,7 @@ from typing import (
 )
 
 from slurm_gpumem.data import data_file
-from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.fitted_file import check_numbers, read_json
+from slurm_gpumem.estimators.fitted_file import fitted
 from slurm_gpumem.summaries.types import ModelSummary
 
 FILE = "similar-models.json"
@@ -85,10 +84,8 @@ class Profile:
 
     @cached_property
     def runs(self) -> Tuple[Run, ...]:
-        """The runs; ValueError and the like where they are damaged."""
-        content = json.loads(self.text)
-        check_numbers([value for run in content for value in run])
-        return tuple(map(Run._make, content))
+        """The runs."""
+        return tuple(map(Run._make, json.loads(self.text)))
 
 
 Near = Tuple[Tuple[float, Run], ...]
@@ -102,8 +99,6 @@ class SimilarModels:
     models: Tuple[str, ...]
     weights: Mapping[str, float]
     groups: Mapping[str, Tuple[Profile, ...]]
-    where: str = "the similar models"
-    """The file that they are from; for messages."""
 
     def near(self, group: str, classes: AbstractSet[str]) -> Near:
         """The runs of all models that have much in common with these classes."""
@@ -120,17 +115,8 @@ class SimilarModels:
             similarity = shared / (length * other) if shared else 0.0
             if similarity >= _LEAST_SIMILAR:
                 counts = exp((similarity - 1) / _FALL)
-                found.extend((counts, run) for run in self._runs(profile))
+                found.extend((counts, run) for run in profile.runs)
         return tuple(found)
-
-    def _runs(self, profile: Profile) -> Tuple[Run, ...]:
-        try:
-            runs = profile.runs
-            if not all(0 <= run.model < len(self.models) for run in runs):
-                raise ValueError("a run of a model that is not listed")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise _damaged(self.where, error) from None
-        return runs
 
 
 @dataclass(frozen=True)
@@ -184,27 +170,20 @@ def classes_of(summary: ModelSummary) -> FrozenSet[str]:
 @lru_cache(maxsize=1)
 def packaged() -> SimilarModels:
     """Those of the package's own measurements."""
-    path = data_file("models", FILE)
-    return from_json(read_json(path), path)
+    return fitted(data_file("models", FILE), FORMAT, from_json)
 
 
 class _Groups(Mapping[str, Tuple[Profile, ...]]):
     """The groups of a file, each read when it is first asked for."""
 
-    def __init__(self, texts: Mapping[str, str], classes: Sequence[str], where: str) -> None:
-        self._texts, self._classes, self._where = texts, classes, where
+    def __init__(self, texts: Mapping[str, str], classes: Sequence[str]) -> None:
+        self._texts, self._classes = texts, classes
         self._read: Dict[str, Tuple[Profile, ...]] = {}
 
     def __getitem__(self, group: str) -> Tuple[Profile, ...]:
         if group not in self._read:
             first, *lines = self._texts[group].split("\n")
-            try:
-                named = json.loads(first)
-                if len(named) != len(lines):
-                    raise ValueError(f"{len(named)} sets of classes and {len(lines)} lines of runs")
-                sets = [tuple([self._classes[at] for at in numbers]) for numbers in named]
-            except (TypeError, ValueError, IndexError, RecursionError) as error:
-                raise _damaged(self._where, error) from None
+            sets = [tuple([self._classes[at] for at in numbers]) for numbers in json.loads(first)]
             self._read[group] = tuple(map(Profile, sets, lines))
         return self._read[group]
 
@@ -215,20 +194,8 @@ class _Groups(Mapping[str, Tuple[Profile, ...]]):
         return len(self._texts)
 
 
-def from_json(content: Any, where: str) -> SimilarModels:
-    """Check and take what a file says."""
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ConfigError(f"{where}: is no list of similar models, format {FORMAT}; `make fit` writes one")
-    try:
-        classes, models = content["classes"], tuple(str(name) for name in content["models"])
-        check_numbers(content["weights"])
-        weights = dict(zip(classes, content["weights"]))
-        if not len(weights) == len(content["weights"]) == len(classes):
-            raise ValueError("as many weights as classes are needed")
-        return SimilarModels(models, weights, _Groups(dict(content["groups"]), classes, where), where)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(where, error) from None
-
-
-def _damaged(where: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again")
+def from_json(content: Any) -> SimilarModels:
+    """What a file says."""
+    classes = content["classes"]
+    weights = dict(zip(classes, content["weights"]))
+    return SimilarModels(tuple(content["models"]), weights, _Groups(content["groups"], classes))
