@@ -13,6 +13,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
+from slurm_gpumem.node.processes import all_pids
 
 _HOOKS = {"Prolog": "prolog.sh", "Epilog": "epilog.sh", "TaskProlog": "task_prolog.sh"}
 _RECOVERY = {"TaskEpilog": "task_epilog.sh", "EpilogSlurmctld": "epilog_slurmctld.sh"}
@@ -63,7 +64,7 @@ def samplers(layout: Layout) -> List[Process]:
     """The samplers of this cluster's nodes; on a real node they end by themselves, without a cluster not."""
     ours = b"GPUMEM_RUN_DIR=" + os.fsencode(layout.nodes) + b"/"
     found = []
-    for pid in processes.pids():
+    for pid in all_pids():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if _SAMPLER in words else []

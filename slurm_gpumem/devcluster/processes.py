@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
+from slurm_gpumem.node.processes import all_pids, parent_of, start_of
+
 POLL_S = 0.01
 TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 20.0
@@ -60,7 +62,7 @@ def start(
             **as_owner,
         )
     # The kernel keeps a child's /proc entry until it is waited for, so this cannot miss it.
-    ticks = start_ticks(child.pid)
+    ticks = start_of(child.pid)
     # Do not wait here: stop() and alive() do that by pid, in this process or in a later one.
     child.returncode = 0
     process = Process(program, name, child.pid, ticks or 0, boot_id())
@@ -76,7 +78,7 @@ def as_user(owner: Optional[pwd.struct_passwd]) -> Dict[str, Any]:
 def alive(process: Process) -> bool:
     """Whether that same process still runs: same boot, pid, start time and program."""
     _reap(process.pid)
-    if process.boot_id != boot_id() or start_ticks(process.pid) != process.start_ticks:
+    if process.boot_id != boot_id() or start_of(process.pid) != process.start_ticks:
         return False
     return _runs_program(process)
 
@@ -90,17 +92,9 @@ def stop(processes: Iterable[Process], patience_s: float = TERM_PATIENCE_S) -> L
     return killed
 
 
-def start_ticks(pid: int) -> Optional[int]:
-    """The process's start time in clock ticks since boot; None if it is gone or a zombie."""
-    fields = _stat(pid)
-    if fields is None or fields[0] in "ZX":
-        return None
-    return int(fields[19])
-
-
 def identify(pid: int) -> Optional[Process]:
     """The process with that pid as it is now; None if it is gone."""
-    ticks, program = start_ticks(pid), program_name(pid)
+    ticks, program = start_of(pid), program_name(pid)
     return None if ticks is None else Process(program, program, pid, ticks, boot_id())
 
 
@@ -108,7 +102,7 @@ def working_in(folder: Path, program: str) -> List[int]:
     """Processes of that program whose working directory is `folder`, under whatever path they see it."""
     ours = os.stat(folder)
     found = []
-    for pid in pids():
+    for pid in all_pids():
         try:
             # Followed, not read: a process in another root or mount namespace shows another path.
             theirs = os.stat(f"/proc/{pid}/cwd")
@@ -122,10 +116,10 @@ def working_in(folder: Path, program: str) -> List[int]:
 def descendants(roots: Iterable[int]) -> List[int]:
     """The processes `roots` and all their descendants, parents first."""
     children: Dict[int, List[int]] = {}
-    for pid in pids():
-        fields = _stat(pid)
-        if fields is not None:
-            children.setdefault(int(fields[1]), []).append(pid)
+    for pid in all_pids():
+        parent = parent_of(pid)
+        if parent is not None:
+            children.setdefault(parent, []).append(pid)
     found: List[int] = []
     seen: Set[int] = set()
     queue = list(roots)
@@ -156,7 +150,7 @@ def _runs_program(process: Process) -> bool:
 def _wait_for_exec(process: Process) -> None:
     """A launcher (a shell, a change of root) runs first: wait until it has become the program."""
     deadline = time.monotonic() + _EXEC_PATIENCE_S
-    while start_ticks(process.pid) == process.start_ticks and time.monotonic() < deadline:
+    while start_of(process.pid) == process.start_ticks and time.monotonic() < deadline:
         if program_name(process.pid) == process.program:
             return
         time.sleep(POLL_S / 2)
@@ -186,17 +180,3 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         pass  # started by an earlier command: now a child of init, not ours
-
-
-def _stat(pid: int) -> Optional[List[str]]:
-    """The fields of /proc/PID/stat from the state on; the name before them may contain anything."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()
-
-
-def pids() -> List[int]:
-    """Every process of this machine."""
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.processes import Process
+from slurm_gpumem.node.processes import start_of
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
@@ -69,7 +70,7 @@ def test_a_zombie_is_not_alive() -> None:
     assert process is not None
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert processes.start_ticks(child.pid) is None
+    assert start_of(child.pid) is None
     assert not processes.alive(process)
     child.wait()
 

@@ -17,6 +17,7 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.devcluster.state import load, locked
 from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.node.processes import start_of
 from tests.support.slurm_jobs import jobs_on_gpus, submit, submit_shared
 from tests.support.waiting import until
 
@@ -83,7 +84,7 @@ def test_up_cleans_up_after_a_crashed_controller(make_cluster: Any) -> None:
 
     again = devcluster.up(crashed.spec)
     try:
-        assert [pid for pid in before if processes.start_ticks(pid)] == []
+        assert [pid for pid in before if start_of(pid)] == []
         assert again.run(["squeue", "-h"]).stdout == ""
         assert living(again) == ["munged", "slurmctld", "slurmd n1"]
     finally:
@@ -99,7 +100,7 @@ def test_stop_ends_the_daemons_and_the_jobs_that_still_run(make_cluster: Any) ->
     assert len(family) > 1
     cluster.stop()
     assert not any(processes.alive(process) for process in started)
-    until(lambda: not any(processes.start_ticks(pid) for pid in family))
+    until(lambda: not any(start_of(pid) for pid in family))
     assert cluster.run(["scontrol", "ping"], timeout_s=120).returncode != 0
 
 
