@@ -11,7 +11,7 @@ from typing import List, Mapping, NamedTuple, Optional, Tuple
 from lab.score.loads import CHOSEN
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.mig import LAYOUTS, Layout
-from slurm_gpumem.simulation.policies import GB, POLICIES, with_conditions
+from slurm_gpumem.simulation.policies import GB, POLICIES, WINDOW_S, with_slowdown
 from slurm_gpumem.simulation.types import MIG, Fleet, Policy
 
 GPUS = "4xa100-40gb"
@@ -43,8 +43,11 @@ def machine() -> Fleet:
 
 
 def _policy(name: str, max_active: Optional[float] = None, margin_gb: Optional[int] = None) -> Policy:
-    margin = None if margin_gb is None else margin_gb * GB
-    return with_conditions(POLICIES[name], max_active=max_active, margin_mib=margin)
+    policy = POLICIES[name]
+    if max_active is not None:
+        window = WINDOW_S if max_active < 1 else policy.window_s
+        policy = policy._replace(max_active=max_active, window_s=window)
+    return policy if margin_gb is None else policy._replace(margin_mib=margin_gb * GB)
 
 
 def _magm(label: str, estimator: str, max_active: float, crashes: int, total: str = "") -> Experiment:
@@ -94,7 +97,7 @@ HEAVY: Tuple[Experiment, ...] = (
     Experiment("MAGM, GPUMemNet refit, 80 %", 60, _80, "gpumemnet-refit", crashes=1, mj=28.502, total="70 %"),
 )
 """70 % is the length of figure 6.14's curves."""
-_chosen = with_conditions(POLICIES["budget"], slowdown=CHOSEN)
+_chosen = with_slowdown(POLICIES["budget"], CHOSEN)
 OURS: Tuple[Experiment, ...] = tuple(
     Experiment(f"{policy}, {estimator}", tasks, POLICIES[policy], estimator)
     for tasks in (90, 60)

@@ -18,7 +18,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
 from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.policies import find_policy, timing_of, with_conditions
+from slurm_gpumem.simulation.policies import find_policy, timing_of, with_slowdown
 from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.simulation.vary import varied
@@ -68,7 +68,7 @@ def points(jobs: Sequence[SimJob]) -> List[Point]:
         for way in WAYS:
             for placement in PLACEMENTS:
                 for limit in LIMITS:
-                    policy = with_conditions(find_policy(f"slurm-{placement}"), slowdown=limit)
+                    policy = with_slowdown(find_policy(f"slurm-{placement}"), limit)
                     one = played(trace, policy, way)
                     found.append(Point(way, placement, load, limit, one.completion / whole, one.slowdown))
     return found
@@ -104,7 +104,7 @@ def played(trace: Sequence[SimJob], policy: Policy, way: str, patience_s: float 
 
 def patience(jobs: Sequence[SimJob]) -> Dict[str, List[Played]]:
     """By how long others may go around a job: each load, at the chosen limit; whole GPUs first."""
-    policy = with_conditions(find_policy("slurm-level"), slowdown=CHOSEN)
+    policy = with_slowdown(find_policy("slurm-level"), CHOSEN)
     traces = [at_load(jobs, load) for load in LOADS]
     found = {"whole GPUs": [whole_gpus(trace) for trace in traces]}
     for hours in PATIENCE_H:

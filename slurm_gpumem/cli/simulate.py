@@ -22,14 +22,13 @@ from slurm_gpumem.simulation.policies import (
     WHAT,
     find_policy,
     timing_of,
-    with_conditions,
+    with_slowdown,
 )
 from slurm_gpumem.simulation.requests import ESTIMATORS
 from slurm_gpumem.simulation.trace_file import read_trace, write_trace
 from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing, Turns
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
-from slurm_gpumem.units import parse_mib
 
 
 class _Time(NamedTuple):
@@ -86,25 +85,14 @@ def _jobs(args: argparse.Namespace, fleet: Fleet) -> List[SimJob]:
 
 def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
     fleet = parse_fleet(args.gpus, cores_per_node=args.cores)
-    if args.power_limit is not None:
-        if not 0 < args.power_limit <= fleet.max_watts:
-            raise UsageError(
-                f"--power-limit is watts of each GPU, up to {fleet.max_watts:g} for {fleet.name}, "
-                f"not {args.power_limit:g}"
-            )
-        fleet = fleet._replace(power_limit=args.power_limit)
     steps = parse_ladder([word for word in args.ladder.split(",") if word])
     ladder = tuple(step.margin_percent for step in steps if step.margin_percent is not None)
-    margin = None if args.margin is None else parse_mib(args.margin)
     setups = []
     names = _names(args.policy, list(POLICIES))
     estimators = _names(args.estimator, list(ESTIMATORS))
     modes = _names(args.mode, list(MODES))
-    if all(find_policy(name).whole for name in names):
-        # Conditions belong to policies that share: without any, they are refused instead of ignored.
-        with_conditions(
-            find_policy(names[0]), max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown
-        )
+    if args.max_slowdown is not None and all(find_policy(name).whole for name in names):
+        with_slowdown(find_policy(names[0]), args.max_slowdown)  # refused instead of ignored
     mig = () if args.mig is None else split_gpus(args.mig, fleet)
     if mig and MIG not in modes:
         raise UsageError("--mig belongs to --mode mig")
@@ -118,9 +106,8 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
         elif mode == MIG and not policy.granted and len(modes) > 1:
             continue  # it gives out no instances
         else:
-            policy = with_conditions(
-                policy, max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown
-            )
+            if args.max_slowdown is not None:
+                policy = with_slowdown(policy, args.max_slowdown)
             label = " ".join([name, estimator, *([mode] if len(modes) > 1 else [])])
         timing, layouts = _timing(args.decisions, policy), mig if mode == MIG else ()
         made = Setup(fleet, policy, estimator, mode, timing, ladder, mig=layouts, turns=turns)
@@ -181,9 +168,6 @@ def _parser() -> argparse.ArgumentParser:
         "--cores", type=int, default=0, metavar="N", help="cores of a node (default: not counted)"
     )
     parser.add_argument(
-        "--power-limit", type=float, metavar="W", help="watts of each GPU, where a site or machine caps them"
-    )
-    parser.add_argument(
         "--policy", default="exclusive,slurm-pack", metavar="NAMES", help='or "all" (--policies lists them)'
     )
     parser.add_argument("--policies", action="store_true", help="list the policies and stop")
@@ -192,10 +176,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mig", metavar="NxLAYOUT", help="mode mig: how many GPUs are split, and how: 2x3g+2g+1g"
     )
-    parser.add_argument(
-        "--max-active", type=float, metavar="X", help="SM activity up to which a GPU takes more (0 to 1)"
-    )
-    parser.add_argument("--margin", metavar="SIZE", help="free memory beyond the request, like 2G")
     parser.add_argument(
         "--max-slowdown", type=float, metavar="X", help="shares cover activity up to this slowdown"
     )

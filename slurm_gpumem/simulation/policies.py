@@ -87,31 +87,8 @@ def timing_of(policy: Policy) -> Timing:
     return SLURM_TIMING if policy.backfill else Timing()
 
 
-def with_conditions(
-    policy: Policy,
-    *,
-    max_active: float | None = None,
-    margin_mib: int | None = None,
-    slowdown: float | None = None,
-) -> Policy:
-    """The same policy under other conditions; UsageError where it knows no such condition."""
-    if policy.whole and (max_active, margin_mib, slowdown) != (None, None, None):
-        raise UsageError(f"the policy {policy.name} shares no GPU: it has no conditions to change")
-    if policy.granted and (max_active is not None or margin_mib is not None):
-        raise UsageError(
-            f"the policy {policy.name} uses what jobs ask for, not what a monitor sees: "
-            "--max-active and --margin belong to round-robin, magm, lug, mug and the fits"
-        )
-    if not policy.granted and slowdown is not None:
+def with_slowdown(policy: Policy, slowdown: float) -> Policy:
+    """The same policy with shares that cover activity up to this slowdown."""
+    if policy.whole or not policy.granted:
         raise UsageError(f"the policy {policy.name} gives out no shares: --max-slowdown belongs to budget")
-    if max_active is not None:
-        if not 0 < max_active <= 1:
-            raise UsageError(f"--max-active is a share from 0 to 1, not {max_active:g}")
-        policy = policy._replace(
-            max_active=max_active, window_s=WINDOW_S if max_active < 1 else policy.window_s
-        )
-    if margin_mib is not None:
-        policy = policy._replace(margin_mib=margin_mib)
-    if slowdown is not None:
-        policy = policy._replace(by_activity=slowdown)
-    return policy
+    return policy._replace(by_activity=slowdown)
