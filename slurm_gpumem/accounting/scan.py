@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.record_files import RECORD_NAME, why_distrusted
 from slurm_gpumem.formats.job_record import record_name
@@ -20,7 +20,6 @@ _BOOK_QUIET_S = 40 * 86_400.0
 """A book is written for a month; one that has been still for longer is not checked."""
 _REST_TIMES = 20.0
 """A scan that took a second is not repeated within this many seconds."""
-_FEW = 2000
 
 
 class FolderChanges(NamedTuple):
@@ -42,8 +41,6 @@ class Scanner:
     def __init__(self, connection: sqlite3.Connection, *, force: bool = False) -> None:
         self._db = connection
         self._force = force
-        self._known: Optional[Set[int]] = None
-        self._nodes: Dict[str, int] = {}
 
     def scan(self, folders: Iterable[str]) -> List[FolderChanges]:
         """What is new in these folders and in those one level below them."""
@@ -127,21 +124,12 @@ class Scanner:
 
         By the folder, for no name says whose job it is: of another folder it could be another user's.
         """
-        if len(names) > _FEW and self._known is None:
-            rows = self._db.execute("SELECT job_id, restarts, node, folder FROM job")
-            self._known = {_code(*row) for row in rows}
-            self._nodes = dict(self._db.execute("SELECT text, id FROM word"))
         found = []
         for name in names:
             match = RECORD_NAME.fullmatch(name)
             if match is None or name in besides:
                 continue
-            job_id, restarts, node = int(match[1]), int(match[2]), match[3]
-            if self._known is not None:
-                known = _code(job_id, restarts, self._nodes.get(node, 0), folder) in self._known
-            else:
-                known = self._is_known(job_id, restarts, node, folder)
-            if not known:
+            if not self._is_known(int(match[1]), int(match[2]), match[3], folder):
                 found.append(name)
         # In order of the jobs: their files were made, and their rows come to lie, in about that order.
         found.sort(key=lambda name: int(name[: name.index(".")]))
@@ -156,11 +144,6 @@ class Scanner:
             ).fetchone()
             is not None
         )
-
-
-def _code(job_id: int, restarts: int, node: int, folder: int) -> int:
-    """A run in one number: a million of them take a third of the memory that tuples would."""
-    return job_id << 84 | folder << 52 | restarts << 32 | node
 
 
 def _entries(path: str) -> Tuple[List[str], List[str], List[str]]:

@@ -205,12 +205,7 @@ def test_progress_goes_up_to_the_end(tmp_path: Path) -> None:
     assert told == sorted(told)
 
 
-def test_a_large_folder_is_compared_with_what_is_known_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from slurm_gpumem.accounting import scan
-
-    monkeypatch.setattr(scan, "_FEW", 5)
+def test_only_what_is_new_in_a_folder_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 20):
         write(tmp_path / "spool", record(number))
     opened(tmp_path).close()
