@@ -26,7 +26,7 @@ from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.svg import Frame, document, key, text
 
 TRACE = Path(__file__).parents[1] / "data" / "simulation" / "60-tasks.csv"
-FLEET = parse_fleet("2x4xh200", cores_per_node=0)
+FLEET = parse_fleet("2x4xh200")
 LOADS = (0.3, 0.7, 1.0, 2.0, 4.0)
 LIMITS = (1.15, 1.25, 1.5, 1.99, 2.0, 2.5, 3.0, 3.5, 4.0)
 PLACEMENTS = ("pack", "spread", "level")

@@ -47,8 +47,6 @@ def main(argv: List[str]) -> int:
         return 0
     if args.seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {args.seeds}")
-    if args.cores < 0:
-        raise UsageError(f"--cores must be 0 (not counted) or more, not {args.cores}")
     if args.max_slowdown is not None and args.max_slowdown <= 1:
         raise UsageError(f"--max-slowdown is a ratio above 1, like 1.5, not {args.max_slowdown:g}")
     setups = _setups(args)
@@ -84,7 +82,7 @@ def _jobs(args: argparse.Namespace, fleet: Fleet) -> List[SimJob]:
 
 
 def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
-    fleet = parse_fleet(args.gpus, cores_per_node=args.cores)
+    fleet = parse_fleet(args.gpus)
     steps = parse_ladder([word for word in args.ladder.split(",") if word])
     ladder = tuple(step.margin_percent for step in steps if step.margin_percent is not None)
     setups = []
@@ -163,9 +161,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the jobs as a trace and stop")
     parser.add_argument(
         "--gpus", default="4xa100-40gb", metavar="N", help="4xa100-40gb, or 16x8xh100 (nodes first)"
-    )
-    parser.add_argument(
-        "--cores", type=int, default=0, metavar="N", help="cores of a node (default: not counted)"
     )
     parser.add_argument(
         "--policy", default="exclusive,slurm-pack", metavar="NAMES", help='or "all" (--policies lists them)'

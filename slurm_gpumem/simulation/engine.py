@@ -179,13 +179,13 @@ class Engine:
         asked = self.asks[job.number]
         places: Optional[Places] = None
         if asked == WHOLE:
-            places = self.index.whole(job.gpus, job.cores, banned) if idle else None
+            places = self.index.whole(job.gpus, banned) if idle else None
         else:
             if self.policy.idle_first and idle:
-                places = self.index.whole(job.gpus, job.cores, banned)
+                places = self.index.whole(job.gpus, banned)
             if places is None and share:
                 need = self.need_mib(asked)
-                places = self.index.shared(job.gpus, need, job.cores, self.now, banned)
+                places = self.index.shared(job.gpus, need, self.now, banned)
         if places is None:
             return False
         self._begin(job, places, asked)
@@ -222,13 +222,11 @@ class Engine:
 
     def _arrive(self, job: SimJob) -> None:
         fleet = self.setup.fleet
-        cores = -(-job.cores // max(1, -(-job.gpus // fleet.gpus_per_node)))
-        too_many_cores = bool(fleet.cores_per_node) and cores > fleet.cores_per_node
         asked = self.asker.ask(job)
         # Sooner or later: in an instance that turns out too small it fails.
         needs_unsplit = bool(self.setup.mig) and (not asked or job.peak_mib > asked)
         no_gpus = job.gpus > fleet.gpus or (needs_unsplit and not self.index.has_unsplit(job.gpus))
-        if no_gpus or job.peak_mib > fleet.memory_mib or too_many_cores:
+        if no_gpus or job.peak_mib > fleet.memory_mib:
             self._refused.append(job.number)
             return
         self._unfinished += 1
@@ -248,7 +246,6 @@ class Engine:
         if turns.slot_s:
             self._at(self.now + turns.slot_s, _LEAVE, task, 1)
         self._start[self.place_of[job.number]] = self.now - ran
-        self.index.take_cores(places, job.cores)
         if len(places) > 1:
             task.speeds = dict.fromkeys(places, 1.0)
         gpus = [self.index.gpus[place] for place in places]
@@ -331,7 +328,6 @@ class Engine:
 
     def _leave(self, task: Task, *, crashed: bool) -> None:
         task.version = -1
-        self.index.take_cores(task.gpus, -task.job.cores)
         if self.policy.backfill:
             del self.ends[bisect_left(self.ends, (task.limit_end, task.job.number))]
         for place in task.gpus:

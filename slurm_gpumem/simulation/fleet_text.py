@@ -14,7 +14,7 @@ _TEXT = re.compile(r"(?:([0-9]{1,6})x)?([0-9]{1,6})x(.+)")
 MOST_GPUS = 1_000_000
 
 
-def parse_fleet(text: str, *, cores_per_node: int = 0, shard_mib: int = 1024) -> Fleet:
+def parse_fleet(text: str, *, shard_mib: int = 1024) -> Fleet:
     """The GPUs that a text names; their memory in whole shards."""
     match = _TEXT.fullmatch(text.strip())
     if match is None or not int(match[2]) or (match[1] is not None and not int(match[1])):
@@ -27,7 +27,6 @@ def parse_fleet(text: str, *, cores_per_node: int = 0, shard_mib: int = 1024) ->
         nodes=nodes,
         gpus_per_node=per_node,
         memory_mib=gpu.memory_mib // shard_mib * shard_mib,
-        cores_per_node=cores_per_node,
         name=gpu.name,
         max_watts=max_watts(gpu.name),
     )

@@ -7,7 +7,7 @@ that lets others in (-1 for the rest). Orders other than the number of a GPU kee
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import AbstractSet, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.simulation.gpu_state import GpuState
 from slurm_gpumem.simulation.max_tree import MaxTree
@@ -29,7 +29,6 @@ class PlaceIndex:
         self.fleet, self.policy = fleet, policy
         self._instances = instances
         self.gpus = [GpuState(index) for index in range(fleet.gpus)]
-        self.free_cores = [fleet.cores_per_node] * fleet.nodes
         self._unsplit = [
             sum(not self.is_split(gpu.index) for gpu in self._gpus_of(node)) for node in range(fleet.nodes)
         ]
@@ -61,20 +60,6 @@ class PlaceIndex:
         """How many nodes a job that shares no GPU needs, and how many GPUs of each."""
         per_node = self.fleet.gpus_per_node
         return (1, count) if count <= per_node else (-(-count // per_node), per_node)
-
-    def nodes_of(self, gpus: Iterable[int]) -> Tuple[int, ...]:
-        """The nodes that these GPUs are in, each once."""
-        return tuple(dict.fromkeys(self.node_of(gpu) for gpu in gpus))
-
-    def take_cores(self, gpus: Places, cores: int) -> None:
-        """Give cores of the GPUs' nodes out, or back where negative."""
-        if self.fleet.cores_per_node and cores:
-            nodes = self.nodes_of(gpus)
-            for node in nodes:
-                self.free_cores[node] -= cores // len(nodes)
-
-    def _has_cores(self, node: int, cores: int) -> bool:
-        return not self.fleet.cores_per_node or self.free_cores[node] >= cores
 
     # -- Changes -----------------------------------------------------------------------------------
 
@@ -109,12 +94,12 @@ class PlaceIndex:
 
     # -- Choices -----------------------------------------------------------------------------------
 
-    def whole(self, count: int, cores: int, banned: AbstractSet[int] = NOWHERE) -> Optional[Places]:
+    def whole(self, count: int, banned: AbstractSet[int] = NOWHERE) -> Optional[Places]:
         """Idle GPUs: of one node, or whole nodes for a job that is larger than one."""
-        nodes_needed, each = self.nodes_for(count)
+        _, each = self.nodes_for(count)
         chosen: List[int] = []
         for node in self.nodes_with_idle(each):
-            if node in banned or not self._has_cores(node, cores // nodes_needed):
+            if node in banned:
                 continue
             idle = (gpu.index for gpu in self._gpus_of(node) if not (gpu.tasks or self.is_split(gpu.index)))
             chosen += list(idle)[:each]
@@ -123,7 +108,7 @@ class PlaceIndex:
         return None
 
     def shared(
-        self, count: int, need_mib: int, cores: int, now: float, banned: AbstractSet[int] = NOWHERE
+        self, count: int, need_mib: int, now: float, banned: AbstractSet[int] = NOWHERE
     ) -> Optional[Places]:
         """GPUs with that much free memory whose activity lets another job in, in the policy's order."""
         if count > self.fleet.gpus_per_node or self._free.largest < need_mib:
@@ -131,7 +116,7 @@ class PlaceIndex:
         by_node: Dict[int, List[int]] = {}
         for gpu in self._in_order(need_mib, now):
             node = self.node_of(gpu)
-            if node in banned or not self._has_cores(node, cores) or not self._has_room(gpu, need_mib):
+            if node in banned or not self._has_room(gpu, need_mib):
                 continue
             members = by_node.setdefault(node, [])
             members.append(gpu)

@@ -176,13 +176,13 @@ class SlurmQueue:
         """Start what finds its place; behind a job with a reservation, only what does not delay it."""
         engine, timing = self._engine, self._engine.timing
         tested: List[Waiting] = []
-        failed: Set[Tuple[int, Optional[int], int, bool]] = set()
+        failed: Set[Tuple[int, Optional[int], bool]] = set()
         reserved = False
         for _ in range(min(timing.backfill_depth, len(self._waiting))):
             entry = heappop(self._waiting)
             _, since, _, job = entry
             fits = not reserved or engine.now + engine.limit_of(job) <= self._reservation.moment
-            key = (job.gpus, engine.asks[job.number], job.cores, fits)
+            key = (job.gpus, engine.asks[job.number], fits)
             banned = frozenset() if fits else self._reservation.nodes
             if key not in failed and engine.place(job, banned=banned):
                 continue

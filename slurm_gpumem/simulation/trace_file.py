@@ -17,7 +17,7 @@ from slurm_gpumem.utilization.interference import JobLoad
 REQUIRED = ("arrival_s", "work_s", "memory_mib")
 USUAL: Mapping[str, float] = {
     "gpus": 1, "sm_active": 0.5, "sm_occupancy": 0.2, "dram_active": 0.2, "step_s": 0.03, "startup_mib": 600,
-    "startup_s": 30, "cores": 0, "limit_s": 0, "priority": 0,
+    "startup_s": 30, "limit_s": 0, "priority": 0,
 }  # fmt: skip
 """What a job is taken for where a trace does not say; activities are shares from 0 to 1."""
 WORDS = ("user", "name", "partition")
@@ -60,7 +60,7 @@ def _row(job: SimJob, estimators: Sequence[str]) -> Dict[str, Any]:
         "gpus": job.gpus, "work_s": _short(job.work), "memory_mib": job.peak_mib,
         "sm_active": _short(job.load.active), "sm_occupancy": _short(job.load.occupancy),
         "dram_active": _short(job.load.dram), "step_s": _short(job.load.step), "startup_mib": job.startup_mib,
-        "startup_s": _short(job.startup_s), "cores": job.cores, "limit_s": _short(job.limit),
+        "startup_s": _short(job.startup_s), "limit_s": _short(job.limit),
         "priority": job.priority,
     }  # fmt: skip
     row.update({ESTIMATE + name: job.estimates.get(name, "") for name in estimators})
@@ -138,7 +138,6 @@ def _job(
         user=str(row.get("user") or ""),
         name=str(row.get("name") or ""),
         partition=str(row.get("partition") or ""),
-        cores=int(values["cores"]),
         limit=values["limit_s"],
         priority=int(values["priority"]),
         estimates=seen.setdefault(guesses, dict(guesses)),

@@ -33,7 +33,6 @@ class SimJob(NamedTuple):
     name: str = ""
     """Jobs of one user and name are runs of the same thing."""
     partition: str = ""
-    cores: int = 0
     limit: float = 0.0
     """Its time limit in seconds; 0 for none."""
     priority: int = 0
@@ -49,8 +48,6 @@ class Fleet(NamedTuple):
     gpus_per_node: int
     memory_mib: int
     """Of each GPU, as far as jobs may have it."""
-    cores_per_node: int = 0
-    """0: not counted."""
     name: str = "GPU"
     max_watts: float = 400.0
     """That its kind of GPU may draw."""

@@ -62,7 +62,6 @@ def test_every_policy_estimator_and_mode_can_be_combined(
         (["--gpus", "many"], "'many' names no GPUs"),
         (["--gpus", "4xnothing"], "unknown GPU"),
         (["--seeds", "0"], "--seeds must be at least 1"),
-        (["--cores", "-4"], "--cores must be 0 (not counted) or more, not -4"),
         (["--gpus", "9999x9999xa100-40gb"], "up to 1,000,000 can be simulated"),
         (["--policy", "budget", "--max-slowdown", "0.5"], "--max-slowdown is a ratio above 1"),
         (["--policy", "exclusive,slurm", "--max-slowdown", "1.5"], "gives out no shares"),

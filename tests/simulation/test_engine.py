@@ -210,14 +210,6 @@ def test_jobs_that_fit_nowhere_are_refused_and_the_rest_goes_on() -> None:
     assert figures(outcome).ended == 1
 
 
-def test_cores_of_a_node_are_given_out_and_given_back() -> None:
-    jobs = [job(number, cores=6) for number in range(3)]
-    chosen = setup("slurm-pack", gpus=4)
-    outcome = simulate(jobs, chosen._replace(fleet=chosen.fleet._replace(cores_per_node=12)))
-    assert sorted(outcome.start)[:2] == [0.0, 0.0]
-    assert max(outcome.start) == pytest.approx(min(outcome.end))
-
-
 def test_the_published_manager_takes_its_time_for_each_decision() -> None:
     jobs = [job(number, load=LIGHT, work=5000.0) for number in range(3)]
     outcome = simulate(jobs, setup("worst-fit", gpus=2, timing=PUBLISHED_TIMING))

@@ -13,7 +13,7 @@ def test_a_trace_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
     jobs = [
         job(0, 0.0, 12.5, 4096, startup_mib=600, startup_s=30.0, estimates={"text": 5000, "horus": 9000}),
         job(1, 7.0, 100.0, 9000, load=HEAVY, gpus=2, startup_mib=600, startup_s=30.0, user="b", name="n,1",
-            partition="p", cores=8, limit=3600.0, priority=3),
+            partition="p", limit=3600.0, priority=3),
     ]  # fmt: skip
     path = tmp_path / "t.csv"
     write_trace(path, jobs, ["a comment"])
