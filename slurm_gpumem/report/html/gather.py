@@ -8,7 +8,7 @@ from typing import Deque, Optional, Set
 from slurm_gpumem.accounting.types import JobRow
 from slurm_gpumem.report.html.accuracy import Errors, Scatter
 from slurm_gpumem.report.html.types import Gathered, PageSource
-from slurm_gpumem.report.html.usage import BeforeAfter
+from slurm_gpumem.report.html.usage import BeforeAfter, Occupancy
 
 MOST_RECENT = 1_000
 """Jobs on the timeline."""
@@ -17,7 +17,7 @@ MOST_GPUS_ON_TIMELINE = 12
 
 def gather(source: PageSource, now: float) -> Gathered:
     """Read the rows once; they come oldest end first."""
-    scatter, errors, change = Scatter(), Errors(), BeforeAfter()
+    scatter, errors, change, occupancy = Scatter(), Errors(), BeforeAfter(), Occupancy()
     recent: Deque[JobRow] = deque(maxlen=MOST_RECENT)
     jobs = running = 0
     clusters: Set[str] = set()
@@ -34,7 +34,9 @@ def gather(source: PageSource, now: float) -> Gathered:
         scatter.add(row)
         errors.add(row)
         change.add(row)
+        occupancy.add(row, now)
         recent.append(row)
+    wide = first is not None and (jobs > MOST_RECENT or occupancy.gpus > MOST_GPUS_ON_TIMELINE)
     return Gathered(
         jobs=jobs,
         clusters=tuple(sorted(clusters)),
@@ -44,5 +46,6 @@ def gather(source: PageSource, now: float) -> Gathered:
         scatter=scatter.result(),
         errors=errors.result(),
         changes=change.result(),
+        occupancy=occupancy.result(first, last) if wide and first is not None and last is not None else None,
         recent=tuple(recent),
     )

@@ -55,6 +55,7 @@ def _data(source: PageSource, gathered: Gathered, now: float) -> Dict[str, Any]:
             for day in source.by_day
         ],
         "timeline": timeline(source, gathered.recent, gathered.jobs, now),
+        "occupancy": gathered.occupancy,
     }
 
 

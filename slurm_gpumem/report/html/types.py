@@ -62,5 +62,7 @@ class Gathered:
     scatter: Dict[str, Any]
     errors: Dict[str, Any]
     changes: Tuple[Change, ...]
+    occupancy: Optional[Dict[str, Any]]
+    """Every GPU over the whole period; None where the timeline shows that already."""
     recent: Tuple[JobRow, ...]
     """The last jobs to end, for the timeline."""

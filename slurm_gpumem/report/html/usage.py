@@ -1,11 +1,18 @@
-"""What sharing did to the GPUs: time, memory and activity before and after."""
+"""What sharing did to the GPUs: time, memory and activity before and after, and each GPU over time."""
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from array import array
+from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.accounting.types import OBSERVED, SHARED, JobRow
+from slurm_gpumem.accounting.types import OBSERVED, SHARED, Device, JobRow
 from slurm_gpumem.report.html.types import Change
+from slurm_gpumem.text import clipped
+
+MOST_GPUS = 96
+MOST_STEPS = 160
+LEVELS = 9
+"""Steps of the occupancy picture's colour, besides "empty"."""
 
 
 class _Sums:
@@ -75,6 +82,68 @@ class BeforeAfter:
             note = "Before: as measured, a GPU each. After: computed from their requests; nothing was shared."
             found.append(self._observed.change("Jobs that had a GPU alone: what sharing would do", note))
         return tuple(found)
+
+
+class Occupancy:
+    """Memory in use on every GPU over the whole period, in some steps of time."""
+
+    def __init__(self) -> None:
+        self._devices: Dict[Tuple[str, str], int] = {}
+        self._known: List[Device] = []
+        self._device = array("l")
+        self._start = array("d")
+        self._end = array("d")
+        self._mib = array("d")
+
+    def add(self, row: JobRow, now: float) -> None:
+        """Note where the job was."""
+        end = now if row.end is None else row.end
+        mib = row.mean_mib if row.mean_mib is not None else row.peak_mib
+        if mib is None or not end > row.start:
+            return
+        for device in row.devices:
+            key = (device.node, device.uuid)
+            number = self._devices.setdefault(key, len(self._devices))
+            if number == len(self._known):
+                self._known.append(device)
+            self._device.append(number)
+            self._start.append(row.start)
+            self._end.append(end)
+            self._mib.append(mib)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs had jobs."""
+        return len(self._known)
+
+    def result(self, first: float, last: float) -> Dict[str, Any]:
+        """For the page: a digit for each step of each GPU, "0" empty, "9" full."""
+        steps = MOST_STEPS
+        width = max((last - first) / steps, 1e-9)
+        sums = [array("d", bytes(8 * steps)) for _ in self._known]
+        for number, start, end, mib in zip(self._device, self._start, self._end, self._mib):
+            _spread(sums[number], (start - first) / width, (end - first) / width, mib)
+        taken = sorted(range(len(sums)), key=lambda number: -sum(sums[number]))[:MOST_GPUS]
+        shown = sorted(taken, key=lambda number: natural(self._known[number].label))
+        return {
+            "first": first,
+            "last": last,
+            "gpus": len(self._known),
+            "rows": [self._row(self._known[number], sums[number]) for number in shown],
+        }
+
+    def _row(self, device: Device, sums: array[float]) -> List[str]:
+        full = device.memory_mib or max(max(sums), 1.0)
+        digits = (0 if part <= 0 else min(LEVELS, max(1, round(part / full * LEVELS))) for part in sums)
+        return [clipped(device.label, 40), "".join(map(str, digits))]
+
+
+def _spread(sums: array[float], start: float, end: float, mib: float) -> None:
+    """Add the job's memory to the steps that it covers, in part where it covers a part."""
+    for step in range(max(0, int(start)), min(len(sums) - 1, int(end)) + 1):
+        part = min(end, step + 1) - max(start, step)
+        if part > 0:
+            sums[step] += mib * part
 
 
 def natural(text: str) -> Tuple[Any, ...]:

@@ -218,6 +218,7 @@ def test_a_hundred_thousand_jobs_give_a_page_of_bounded_size_that_says_so() -> N
     assert len(data["scatter"]["points"]) <= MOST_OUTSTANDING
     assert sum(n for _, _, n in data["scatter"]["cells"]) == 100_000
     assert not data["timeline"]["complete"]
+    assert len(data["occupancy"]["rows"]) > 12
 
 
 def test_up_to_some_thousand_jobs_each_is_a_point() -> None:

@@ -1,4 +1,4 @@
-// Before and after, days, scatter, histogram.
+// Before and after, days, scatter, histogram, occupancy.
 
 chart("changes", DATA.changes.length > 0, (width) => {
   const parts = [];
@@ -137,4 +137,39 @@ chart("errors", DATA.errors.jobs > 0, (width) => {
   byId("errors-note").textContent = "The bars at both ends hold all that lies beyond. Left of 0 there was too little: an estimate may be, a request should not.";
   const outline = svg("path", { d: "M1 10H5V4H9V8H13", fill: "none", stroke: paint("ink"), "stroke-width": 1.5 });
   return [legend([[swatch(paint("warn")), "estimate too low"], [swatch(paint("good")), "estimate too high"], [outline, "what was asked for"]]), node];
+});
+
+chart("occupancy", DATA.occupancy !== null, (width) => {
+  const { rows, first, last, gpus } = DATA.occupancy;
+  // Many GPUs: thin rows, and only where the next node begins is there room for its name.
+  const thin = rows.length > 24, names = rows.map((row) => (thin ? row[0].replace(/\/[^/]*$/, "") : row[0]));
+  const left = Math.min(150, 14 + 6.6 * Math.max(...names.map((name) => name.length))), tall = thin ? 6 : 14, top = 20;
+  const node = canvas(width, top + rows.length * tall + 6, `Memory in use on ${rows.length} GPUs over time`);
+  for (const [at, name] of ticks(first, last, width - left)) {
+    const x = left + (at - first) / (last - first) * (width - left);
+    node.append(line(x, top - 4, x, top + rows.length * tall, "axis"));
+    if (x > left + 16 && x < width - 16) node.append(text(x, 12, name, { "text-anchor": "middle" }));
+  }
+  let said = -20;
+  rows.forEach(([, digits], index) => {
+    const y = top + index * tall, each = (width - left) / digits.length;
+    if (!thin || (names[index] !== names[index - 1] && y - said > 10)) {
+      node.append(text(left - 6, y + 10, names[index], { "text-anchor": "end", "font-size": 11 }));
+      said = y;
+    }
+    for (let from = 0; from < digits.length;) {
+      let to = from;
+      while (to < digits.length && digits[to] === digits[from]) to += 1;
+      node.append(svg("rect", { x: left + from * each, y: y + 0.5, width: (to - from) * each + 0.2, height: tall - (thin ? 0.5 : 1), fill: digits[from] === "0" ? paint("paper") : paint("good"), "fill-opacity": digits[from] === "0" ? 1 : 0.12 + 0.88 * digits[from] / 9 }));
+      from = to;
+    }
+  });
+  explain(node, (event) => {
+    const [px, py] = inside(node, event), row = rows[Math.floor((py - top) / tall)], step = Math.floor((px - left) / (width - left) * (row ? row[1].length : 1));
+    if (!row || step < 0) return "";
+    const from = first + (last - first) / row[1].length * step;
+    return `${row[0]}\n${day(from)} ${time(from)}\n${row[1][step] === "0" ? "empty" : `about ${percent(row[1][step] / 9)} of its memory in use`}`;
+  });
+  byId("occupancy-note").textContent = (rows.length < gpus ? `The ${many(rows.length)} most used of ${many(gpus)} GPUs. ` : "") + "Mean memory in use, pale for little, full colour for all of it.";
+  return [node];
 });
