@@ -20,8 +20,8 @@ The rules (c10/cuda/CUDACachingAllocator):
 Settings that change this are off by default in PyTorch (`allocator_settings`). With `expandable_segments`
 each pool has one segment, which grows in steps of 2 or 20 MiB from the free block at its end, and every rest
 is split off; with `max_split_size_mb` blocks of that size are not split, and go to requests of about their
-size only. The loop below is written out flat: an estimate replays thousands of events and has a few
-milliseconds for it.
+size only; with `roundup_power2_divisions` requests are rounded up further. The loop below is written out
+flat: an estimate replays thousands of events and has a few milliseconds for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bisect import bisect_left, insort
 from typing import Dict, Hashable, Iterable, List, NamedTuple, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError
-from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
+from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings, rounded_up
 from slurm_gpumem.units import MIB
 
 ROUNDING = 512
@@ -87,6 +87,7 @@ class CachingAllocator:
     """The state of the allocator between events; `replay` may be called again and again."""
 
     def __init__(self, settings: AllocatorSettings = DEFAULTS) -> None:
+        self._roundup = settings.roundup
         self._expandable = settings.expandable
         self._max_split = settings.max_split >> _UNIT_BITS
         self._ends_at = [0, _LARGE_POOL]
@@ -113,13 +114,15 @@ class CachingAllocator:
         live, begins, ends = self._live, self._begins, self._ends
         free_small, free_large = self._free_small, self._free_large
         allocated, peak = self._allocated, self._peak_allocated
-        expandable = self._expandable
+        roundup, expandable = self._roundup, self._expandable
         max_split = self._max_split or 1 << _SHIFT
         index = self._events - 1
         for index, (key, size) in enumerate(events, self._events):
             if size > 0:
                 if key in live:
                     raise ValueError(f"event {index}: {key!r} is allocated already")
+                if roundup:
+                    size = rounded_up(size, roundup)
                 units = (size + _ROUND_UP) >> _UNIT_BITS
                 free_list = free_small if units <= _SMALL_REQUEST else free_large
                 position = bisect_left(free_list, units << _SHIFT)

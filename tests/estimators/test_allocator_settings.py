@@ -13,6 +13,7 @@ from slurm_gpumem.estimators.allocator_settings import (
     DEFAULTS,
     allocator_settings,
     cublas_workspace_of,
+    rounded_up,
 )
 from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.gpus import find_gpu
@@ -56,6 +57,20 @@ def test_blocks_that_are_not_split_go_to_requests_of_their_size() -> None:
     assert simulate(events).peak_reserved == 190 * MIB
     # b gets a segment of its own, and c the block of a.
     assert simulate(events, settings).peak_reserved == 112 * MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "taken"),
+    [
+        ("roundup_power2_divisions:4", 1200 * 1024, 1280 * 1024),
+        ("roundup_power2_divisions:4", 2 * MIB, 2 * MIB),
+        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 3 * MIB, 3 * MIB),
+        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 700 * MIB, 768 * MIB),
+        ("roundup_power2_divisions:[256:1,512:2,1024:4,>:8]", 2100 * MIB, 2304 * MIB),
+    ],
+)
+def test_sizes_are_rounded_up_to_parts_of_powers_of_two(text: str, size: int, taken: int) -> None:
+    assert rounded_up(size, allocator_settings(text).roundup) == taken
 
 
 def test_what_is_not_simulated_is_said() -> None:
