@@ -13,16 +13,17 @@ from __future__ import annotations
 import os
 import re
 from functools import lru_cache
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.data import data_file
+from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.types import CPU_BUILD, Base, Estimate, Gpu, TrainingJob
 from slurm_gpumem.toml_file import load_toml
 
 FOLDER = "environments"
 LOADING = ("lazy", "eager")
 LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB = 64, 4096
-"""What a file may claim."""
+"""What a file may claim: a stranger's number outside this is refused."""
 _CONTEXTS = ("context_bare_mib", "context_conv_mib", "context_matmul_mib", "context_mib")
 _TEXTS = ("gpu", "compute_capability", "torch", "cuda", "driver", "loading", "known", "source")
 _FIRST_LAZY_TORCH, _FIRST_LAZY_CUDA = (1, 13), (11, 7)
@@ -32,6 +33,7 @@ _SURELY_LAZY_TORCH, _SURELY_LAZY_CUDA, _SURELY_LAZY_CAPABILITY = (2, 8), (12, 0)
 """Lazy loading needs a driver from 515 on. CUDA 11 runs on older ones (from 450 on), CUDA 12 does not (from
 525 on); PyTorch 2.8 is the first without a build for CUDA 11. That Hopper needs such a driver was not found
 in a document: not checked."""
+_SIZE_CAP = 4096
 _LEFT_OPEN = "left open: "
 WORKSPACE_MARGIN = 8
 """Added to a traced request at least, in per cent of the peak, where convolutions run on a GPU whose cuDNN
@@ -258,15 +260,40 @@ def measured_environments() -> Tuple[Measured, ...]:
     """All that the package knows, by file name."""
     folder = data_file("models", FOLDER)
     return tuple(
-        _environment(load_toml(os.path.join(folder, name)))
+        read_environment(os.path.join(folder, name))
         for name in sorted(os.listdir(folder))
         if name.endswith(".toml")
     )
 
 
-def _environment(fields: Mapping[str, Any]) -> Measured:
-    contexts = tuple(fields.get(name) for name in _CONTEXTS)
-    return Measured(**{name: fields[name] for name in _TEXTS}, contexts=contexts)
+def read_environment(path: Union[str, os.PathLike[str]]) -> Measured:
+    """One file, checked: it may come from a stranger. ConfigError says what is wrong with it."""
+    if os.stat(path).st_size > _SIZE_CAP:
+        raise ConfigError(f"{path}: larger than {_SIZE_CAP} bytes")
+    fields = load_toml(path)
+    unknown = sorted(set(fields) - set(_TEXTS) - set(_CONTEXTS))
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}")
+    for name in _TEXTS:
+        if not isinstance(fields.get(name), str) or not fields[name].isprintable() or len(fields[name]) > 120:
+            raise ConfigError(f"{path}: {name} must be a short text")
+    if fields["loading"] not in LOADING:
+        raise ConfigError(f'{path}: loading must be "lazy" or "eager", not {fields["loading"]!r}')
+    return Measured(
+        **{name: fields[name] for name in _TEXTS},
+        contexts=tuple(_context(path, fields, name) for name in _CONTEXTS),
+    )
+
+
+def _context(path: Union[str, os.PathLike[str]], fields: Mapping[str, Any], name: str) -> Optional[int]:
+    value = fields.get(name)
+    if value is None and name != "context_mib":
+        return None
+    if type(value) is not int or not LEAST_CONTEXT_MIB <= value <= MOST_CONTEXT_MIB:
+        raise ConfigError(
+            f"{path}: {name} must be from {LEAST_CONTEXT_MIB} to {MOST_CONTEXT_MIB} MiB, not {value!r}"
+        )
+    return value
 
 
 def contexts_of(nearest: Measured) -> Tuple[int, int, int, int]:

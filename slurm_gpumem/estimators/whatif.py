@@ -10,6 +10,21 @@ from slurm_gpumem.estimators.largest import Estimating
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.units import ceil_div
 
+JUMP = 1.5
+"""A peak that grows by this multiple of its batch's growth jumps."""
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A peak that grows by more than its batch does, between a slightly smaller batch and this one."""
+
+    batch: int
+    grows_mib: int
+    part: str
+    """The part of the memory that grows most ..."""
+    part_mib: int
+    """... and by how much."""
+
 
 @dataclass(frozen=True)
 class Alternatives:
@@ -22,6 +37,7 @@ class Alternatives:
     """A smaller request that is worth having ..."""
     batch_for_fewer: Optional[int] = None
     """... and the largest batch that it holds."""
+    jump: Optional[Jump] = None
 
 
 def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int = 1024) -> Alternatives:
@@ -41,7 +57,23 @@ def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int
         checkpointing=_if_smaller(checkpointing, estimate),
         fewer_shards=fewer if batch else None,
         batch_for_fewer=batch,
+        jump=jump_before(estimate, again),
     )
+
+
+def jump_before(estimate: Estimate, again: Estimating) -> Optional[Jump]:
+    """What makes the peak jump just below this batch; None where it does not, as never from a text."""
+    batch = estimate.job.batch_size
+    below = batch * 7 // 8
+    if not estimate.estimator.startswith("trace") or not 0 < below < batch:
+        return None
+    other = again(estimate.job._replace(batch_size=below))
+    grows = estimate.peak_mib - other.peak_mib
+    # All of it in proportion to the batch would be this much; the allocator rounds to 20 MiB and more.
+    if grows <= JUMP * estimate.peak_mib * (batch - below) / batch:
+        return None
+    part = max(estimate.parts, key=lambda name: estimate.parts[name] - other.parts.get(name, 0))
+    return Jump(below, grows, part, estimate.parts[part] - other.parts.get(part, 0))
 
 
 def largest_batch(job: TrainingJob, again: Estimating, limit_mib: int) -> Optional[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.coverage import EXPLAINED, remedies, request_at
@@ -11,7 +11,7 @@ from slurm_gpumem.estimators.environment import HELD_ELSEWHERE, left_open, witho
 from slurm_gpumem.estimators.registry import by_trace
 from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu
-from slurm_gpumem.estimators.whatif import Alternatives
+from slurm_gpumem.estimators.whatif import Alternatives, Jump
 from slurm_gpumem.report.estimate import describe_model, share_words
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
@@ -21,6 +21,11 @@ from slurm_gpumem.units import ceil_div, exact_mib, format_mib
 
 WIDTH = 96
 _INDENT = " " * len("alone on the GPU: ")
+_CAUSES: Dict[str, str] = {
+    "workspace": "workspace: cuDNN takes another algorithm for a convolution",
+    "fragmentation": "fragmentation: blocks that just fitted into freed ones no longer do",
+    "activations": "activations",
+}
 
 
 def explain_lines(
@@ -76,9 +81,19 @@ def _changes(estimate: Estimate, gpu: Gpu, other: Alternatives, shard_mib: int) 
     lines += _wrapped("", smaller)
     if other.fewer_shards is not None:
         lines.append(f"{other.batch_for_fewer} is the largest batch for {count(other.fewer_shards, 'shard')}")
+    if other.jump is not None:
+        lines.append(jump_line(other.jump, estimate))
     if estimate.margin.requests:
         lines += _wrapped("a smaller margin: ", remedies(estimate, gpu))
     return lines
+
+
+def jump_line(jump: Jump, estimate: Estimate) -> str:
+    """What makes the peak grow by more than the batch."""
+    return (
+        f"from batch {jump.batch} to {estimate.job.batch_size} the peak grows by "
+        f"{format_mib(jump.grows_mib)}, {format_mib(jump.part_mib)} of it {_CAUSES.get(jump.part, jump.part)}"
+    )
 
 
 def _coverage_lines(estimate: Estimate, gpu: Gpu, shard_mib: int) -> List[str]:

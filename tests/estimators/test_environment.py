@@ -6,15 +6,14 @@ from typing import Tuple
 import pytest
 
 from slurm_gpumem import Estimate, estimate
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.environment import (
-    LEAST_CONTEXT_MIB,
-    LOADING,
-    MOST_CONTEXT_MIB,
     Environment,
     environment_of,
     in_environment,
     measured_environments,
+    read_environment,
 )
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table
 from slurm_gpumem.estimators.registry import run
@@ -204,11 +203,31 @@ def test_a_version_that_is_none_is_refused() -> None:
         text("a100", "new")
 
 
-def test_every_shipped_environment_is_of_a_known_gpu_and_plausible() -> None:
+GOOD = (data_path("models", "environments") / "a100-2025.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("context_mib = 522", "context_mib = 1", "context_mib must be from 64 to 4096"),
+        ("context_mib = 522", "context_mib = 999999999", "context_mib must be from 64 to 4096"),
+        ("context_mib = 522", "context_mib = true", "context_mib must be from 64 to 4096"),
+        ("context_mib = 522", "", "context_mib must be from 64 to 4096"),
+        ('loading = "lazy"', 'loading = "fast"', 'loading must be "lazy" or "eager"'),
+        ('gpu = "a100"', "gpu = 7", "gpu must be a short text"),
+        ('gpu = "a100"', 'gpu = "\\u001b[2J"', "gpu must be a short text"),
+        ('gpu = "a100"', 'gpu = "a100"\nhost = "n1"', "unknown key 'host'"),
+        ('gpu = "a100"', f'gpu = "{"a" * 5000}"', "larger than 4096 bytes"),
+        ('gpu = "a100"', "gpu = [", "is not valid TOML"),
+    ],
+)
+def test_a_strangers_file_can_do_no_harm(tmp_path: Path, before: str, after: str, message: str) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(GOOD.replace(before, after))
+    with pytest.raises(ConfigError, match=message):
+        read_environment(path)
+
+
+def test_every_shipped_environment_is_of_a_known_gpu() -> None:
     names = set(gpu_table(NOWHERE))
-    for entry in measured_environments():
-        assert entry.gpu in names
-        assert entry.loading in LOADING
-        assert entry.contexts[3] is not None
-        known = [mib for mib in entry.contexts if mib is not None]
-        assert all(LEAST_CONTEXT_MIB <= mib <= MOST_CONTEXT_MIB for mib in known)
+    assert {entry.gpu for entry in measured_environments()} <= names

@@ -10,7 +10,9 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.margin import unfinished_factor
 from slurm_gpumem.estimators.traced.estimator import VARIED_FACTOR, estimate_trace
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
-from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.estimators.types import Estimate, TrainingJob
+from slurm_gpumem.estimators.whatif import jump_before
+from slurm_gpumem.report.explained import jump_line
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -54,6 +56,20 @@ def test_the_margin_of_a_trace_follows_its_peak_and_no_rule_of_ours() -> None:
     assert max(shares) < 0.15
     # What grows with the batch is less certain than the weights, so the share may rise a little.
     assert all(later <= 1.05 * before for before, later in zip(shares, shares[1:]))
+
+
+def test_explain_names_the_part_that_makes_a_peak_jump() -> None:
+    def at(job: TrainingJob) -> Estimate:
+        large = job.batch_size >= 32
+        parts = {"activations": 100 * job.batch_size, "workspace": 3000 if large else 10, "context": 700}
+        peak = sum(parts.values())
+        return Estimate(peak, peak, peak, parts, "trace", "h200", job)
+
+    jump = jump_before(at(TrainingJob(32)), at)
+    assert jump is not None
+    assert (jump.batch, jump.part, jump.part_mib) == (28, "workspace", 2990)
+    assert jump_before(at(TrainingJob(64)), at) is None
+    assert "another algorithm" in jump_line(jump, at(TrainingJob(32)))
 
 
 def test_the_request_of_an_unfinished_trace_is_wider_and_its_peak_the_same() -> None:

@@ -28,7 +28,7 @@ class Advice:
     """One change, and the memory that the same job would use with it."""
 
     name: str
-    """For scripts: "checkpoint", "amp", "half-batch", "loss-in-parts"."""
+    """For scripts: "checkpoint", "amp", "half-batch", "loss-in-parts", "no-foreach"."""
     what: str
     """For people."""
     allocated_mib: int
@@ -88,6 +88,8 @@ def advice(summary: ModelSummary, batch: int, gpu: Gpu, timeline: Timeline) -> T
     if head and _is_large(trace, head, batch, timeline):
         what = f"loss in {_PARTS} parts: {head} and what follows on a quarter of the batch at a time"
         try_change("loss-in-parts", what, lambda: changes.loss_in_parts(trace, head, _PARTS), detail=[head])
+    if trace.job.optimizer:
+        try_change("no-foreach", "optimizer with foreach=False", lambda: changes.without_foreach(trace))
     return tuple(sorted(_best_of_kind(found), key=lambda one: -one.saves_mib))
 
 

@@ -11,7 +11,7 @@ from slurm_gpumem.summaries.types import ModelSummary
 _HELD = 2
 """Results that a line of a forward function holds at once: its operand and its result."""
 _WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 def in_precision(summary: ModelSummary, precision: str) -> Tuple[ModelSummary, Tuple[str, ...]]:
@@ -116,6 +116,43 @@ def _output(stream: Stream, kept: Sequence[int], elements: int, batch: int) -> i
 def _is_computed(site: Site) -> bool:
     """Whether recomputing a layer allocates it again: results and workspaces, but not a library's handle."""
     return site.category == "activations" or (site.category == "workspace" and not site.is_cublas)
+
+
+def without_foreach(trace: Trace) -> Trace:
+    """The optimizer processes one parameter after the other, so its temporaries are never alive together."""
+    stream = Stream(trace)
+    released = stream.released_at()
+    events = stream.events
+    transient = {
+        e.block
+        for at, e in enumerate(events)
+        if e.phase == OPTIMIZER and e.allocates and _ends_in_same_phase(events, released.get(e.block), e)
+    }
+    changed: List[Event] = []
+    waiting: List[Event] = []
+    for event in events:
+        if event.block not in transient:
+            changed.append(event)
+        elif event.allocates:
+            changed.append(event)
+            waiting.append(Event(event.block, None, event.phase, event.step))
+            # A formula holds two intermediate results at a time.
+            if len(waiting) > 2:
+                changed.append(waiting.pop(0))
+        if event.block in transient and not event.allocates:
+            still = [e for e in waiting if e.block == event.block]
+            for e in still:
+                waiting.remove(e)
+                changed.append(e)
+    changed += waiting
+    stream.events = changed
+    return stream.trace()
+
+
+def _ends_in_same_phase(events: Sequence[Event], released: object, event: Event) -> bool:
+    if not isinstance(released, int):
+        return False
+    return events[released].phase == event.phase and events[released].step == event.step
 
 
 def head_of(trace: Trace) -> str:

@@ -56,6 +56,14 @@ def test_a_block_without_a_backward_pass_changes_nothing() -> None:
     assert changes.checkpointed(TRACE, {"elsewhere": 1}) == TRACE
 
 
+def test_without_foreach_the_temporaries_do_not_pile_up() -> None:
+    only_optimizer = timeline(changes.without_foreach(TRACE), 1, GPU)
+    with_foreach = timeline(TRACE, 1, GPU)
+    assert with_foreach.peak_phase == "optimizer"
+    assert only_optimizer.peak_bytes <= with_foreach.peak_bytes
+    assert changes.without_foreach(TRACE).events.count(17) == TRACE.events.count(17)
+
+
 def test_a_loss_in_parts_divides_what_the_head_makes() -> None:
     assert _allocated(changes.loss_in_parts(TRACE, "head", 4)) == AT_LOSS - BATCH * 3 * 16 * 3 / 4
 
@@ -73,6 +81,7 @@ def test_autocast_halves_activations_but_not_the_softmax_and_adds_casts_of_weigh
     "change",
     [
         lambda: changes.checkpointed(TRACE, {"blocks.0": BATCH * MIB}),
+        lambda: changes.without_foreach(TRACE),
         lambda: changes.autocast(TRACE),
         lambda: changes.loss_in_parts(TRACE, "head", 4),
     ],
