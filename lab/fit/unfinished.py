@@ -62,13 +62,13 @@ def cuts() -> List[Cut]:
 
 def varied() -> List[Cut]:
     """Scripts whose batches have many shapes, and which were followed to their end; their margin is a
-    constant of the estimator. The eighth list judges it."""
+    constant of the estimator. The eighth and later lists judge it."""
 
     def plain(row: Row, summary: ModelSummary, trace: Trace) -> Optional[ModelSummary]:
         many = _MANY in row["trace"] and not trace.unfinished
         return summary._replace(trace=trace._replace(varied=False)) if many else None
 
-    return _requested([name for name in LISTS if name != "eighth"], plain)
+    return _requested([name for name in LISTS if name not in ("eighth", "ninth")], plain)
 
 
 def _requested(
