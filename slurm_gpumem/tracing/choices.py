@@ -40,20 +40,21 @@ class Uneven:
     """
 
     def __init__(self) -> None:
-        self._count = self._kept = 0
+        self.count = self._kept = 0
+        """Factors that were drawn."""
 
     def keep(self) -> None:
         """From here on `again` begins."""
-        self._kept = self._count
+        self._kept = self.count
 
     def again(self) -> None:
         """The same shares as after the last `keep`."""
-        self._count = self._kept
+        self.count = self._kept
 
     def factor(self) -> float:
         """The next one, from 1 - MOST to 1 + MOST."""
-        pair, odd = divmod(self._count, 2)
-        self._count += 1
+        pair, odd = divmod(self.count, 2)
+        self.count += 1
         away = MOST * (((pair + 1) * _GOLDEN) % 1)
         return 1 - away if odd else 1 + away
 
@@ -69,10 +70,14 @@ class _Drawn:
 
     def __init__(self, factor: Optional[float] = None) -> None:
         self._factor = factor
+        self._number = -1
 
     def factor(self, shares: Uneven) -> float:
         if self._factor is None:
+            self._number = shares.count
             self._factor = shares.factor()
+        elif self._number == shares.count:
+            shares.factor()  # in a block that is computed again: it was drawn here the first time
         return self._factor
 
 
