@@ -18,6 +18,8 @@ from slurm_gpumem.tracing.values import MADE_UP, give, small, value_of
 
 aten = torch.ops.aten
 _CHOICES, _SHARE, _UNEVEN = "_gpumem_choices", "_gpumem_share", "_gpumem_uneven"
+_TRUTHS = "_gpumem_truths"
+"""Marks whole numbers that were truths: ones and zeros."""
 MOST = 0.2
 """How far a share is from its mean at most."""
 _GOLDEN = 0.6180339887
@@ -40,20 +42,21 @@ class Uneven:
     """
 
     def __init__(self) -> None:
-        self._count = self._kept = 0
+        self.count = self._kept = 0
+        """Factors that were drawn."""
 
     def keep(self) -> None:
         """From here on `again` begins."""
-        self._kept = self._count
+        self._kept = self.count
 
     def again(self) -> None:
         """The same shares as after the last `keep`."""
-        self._count = self._kept
+        self.count = self._kept
 
     def factor(self) -> float:
         """The next one, from 1 - MOST to 1 + MOST."""
-        pair, odd = divmod(self._count, 2)
-        self._count += 1
+        pair, odd = divmod(self.count, 2)
+        self.count += 1
         away = MOST * (((pair + 1) * _GOLDEN) % 1)
         return 1 - away if odd else 1 + away
 
@@ -69,10 +72,14 @@ class _Drawn:
 
     def __init__(self, factor: Optional[float] = None) -> None:
         self._factor = factor
+        self._number = -1
 
     def factor(self, shares: Uneven) -> float:
         if self._factor is None:
+            self._number = shares.count
             self._factor = shares.factor()
+        elif self._number == shares.count:
+            shares.factor()  # in a block that is computed again: it was drawn here the first time
         return self._factor
 
 
@@ -116,13 +123,19 @@ def _is_mask(result: Any, share: Optional[float]) -> None:
 
 def _same(args: Any, kwargs: Any, result: Any) -> None:
     """Views and copies."""
-    for name in (_CHOICES, _SHARE):
+    for name in (_CHOICES, _SHARE, _TRUTHS):
         known = getattr(args[0], name, None)
         if known is not None:
             for one in result if isinstance(result, (list, tuple)) else (result,):
                 setattr(one, name, known)
     if share_of(args[0]) is not None and isinstance(result, Tensor) and result.numel() == args[0].numel():
         setattr(result, _UNEVEN, _drawn_of(args[0]))
+
+
+def _cast(args: Any, kwargs: Any, result: Any) -> None:
+    _same(args, kwargs, result)
+    if args[0].dtype == torch.bool and not result.is_floating_point():
+        setattr(result, _TRUTHS, True)
 
 
 def _dim(args: Any, kwargs: Any, at: int, default: Optional[int]) -> Optional[int]:
@@ -231,7 +244,7 @@ def _sum(mask: Any, result: Any, shares: Uneven) -> None:
     if share is not None:
         total = rows_of(mask, shares) if result.numel() == 1 else round(share * mask.numel())
         count = shares.parts(total, result.numel())
-    elif mask.dtype == torch.bool:
+    elif mask.dtype == torch.bool or getattr(mask, _TRUTHS, False):
         count = [mask.numel() // result.numel()] * result.numel()
         setattr(result, MADE_UP, True)
     else:
@@ -264,7 +277,7 @@ def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any, Any], 
 _VIEWS = (
     "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
     "select", "slice", "clone", "detach", "alias", "contiguous", "index", "index_select", "gather",
-    "_to_copy", "unbind", "split", "split_with_sizes", "repeat", "flip", "roll", "lift_fresh", "as_strided",
+    "unbind", "split", "split_with_sizes", "repeat", "flip", "roll", "lift_fresh", "as_strided",
 )  # fmt: skip
 
 
@@ -279,6 +292,7 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
                     found[getattr(packet, one)] = rule
 
     put(" ".join(_VIEWS), _same)
+    put("_to_copy", _cast)
     put("argmax argmin", _position, "default")
     put("topk", _positions(2, -1), "default")
     put("sort", _positions(1, -1), "default")

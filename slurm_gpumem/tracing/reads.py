@@ -125,6 +125,21 @@ def _split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, sizes, dim)
 
 
+def _pack(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Sequences of lengths that were read from the GPU: made-up ones become the longest that there may be.
+
+    A whole number that is made up is zero or one; that all of several steps are padding is never meant.
+    """
+    data, lengths, batch_first = args
+    longest = int(data.shape[1 if batch_first else 0])
+    if data.device.type == "meta" and recorder.guess.numbers and lengths.numel():
+        least, most = int(lengths.min()), int(lengths.max())
+        if least < 1 or most > longest or most == 1:
+            recorder.assume("lengths of packed sequences are not known; took the padded length")
+            lengths = torch.full_like(lengths, longest)
+    return func(data, lengths, batch_first)
+
+
 def _unscale(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """GradScaler divides the gradients in place and looks for infinities, of which there are none."""
     if args[0] and args[0][0].device.type != "meta":
@@ -151,6 +166,7 @@ READS: Dict[Any, Handler] = {
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
     aten.split_with_sizes.default: _split,
+    aten._pack_padded_sequence.default: _pack,
     **dict.fromkeys(_overloads("equal", "is_nonzero", "allclose"), _truth),
     **dict.fromkeys(_overloads("_amp_foreach_non_finite_check_and_unscale_"), _unscale),
     **dict.fromkeys(_overloads("_amp_update_scale_"), _update_scale),

@@ -16,12 +16,13 @@ from slurm_gpumem.tracing.assemble import assemble
 from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.batches import maker, require_size
 from slurm_gpumem.tracing.constants import known_constants
-from slurm_gpumem.tracing.described import checkpointing_seen, precision_of, torch_version
+from slurm_gpumem.tracing.described import precision_of, torch_version
 from slurm_gpumem.tracing.guards import EndlessLoop
 from slurm_gpumem.tracing.loop import Inputs, Plan, Step, run
 from slurm_gpumem.tracing.meta_model import meta_twin, unwrapped
 from slurm_gpumem.tracing.places import Places, shapes
 from slurm_gpumem.tracing.reads import formatted_tensors
+from slurm_gpumem.tracing.recomputed import checkpointing_seen
 from slurm_gpumem.tracing.recorder import Recorder
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
@@ -144,7 +145,7 @@ def _traced(asked: _Asked, guess: Guess) -> ModelSummary:
         recorder = Recorder(places, autocast, guess)
         stack.enter_context(cuda_substitutes(recorder))
         stack.enter_context(known_constants())
-        checkpointed = stack.enter_context(checkpointing_seen())
+        checkpointed = stack.enter_context(checkpointing_seen(recorder))
         stack.enter_context(formatted_tensors())
         optimizer = asked.optimizer
         chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, asked.model, twin)

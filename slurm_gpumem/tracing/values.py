@@ -314,8 +314,13 @@ READ = {aten._local_scalar_dense.default: read, aten.item.default: read}
 FOLLOWED = {
     aten._to_copy.default,
     aten.copy_.default,
+    aten.clone.default,
     aten.split_with_sizes.default,
+    aten._pack_padded_sequence.default,
     aten.add.Tensor,
+    aten.sort.default,
+    aten.sort.stable,
+    aten.sum.default,
     aten.sum.dim_IntList,
     aten.index.Tensor,
     aten.index_put.default,

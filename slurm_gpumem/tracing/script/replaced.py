@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._contextlib import _DecoratorContextManager
 from torch.utils.data import DataLoader, default_collate
 
+from slurm_gpumem.tracing import recomputed
 from slurm_gpumem.tracing.script import (
     compiled,
     epochs,
@@ -294,13 +295,7 @@ def _checkpoints(tracer: Any) -> None:
     torch.save = save
     import torch.utils.checkpoint as checkpointing
 
-    recomputed = checkpointing.checkpoint
-
-    def checkpoint(*args: Any, **kwargs: Any) -> Any:
-        tracer.steps.checkpointing = True
-        return recomputed(*args, **kwargs)
-
-    checkpointing.checkpoint = checkpoint
+    recomputed.install(tracer.recorder, lambda: setattr(tracer.steps, "checkpointing", True))
     # What is computed again is compared with the first time, which was noted where no mode is at work.
     compared: Dict[str, Any] = getattr(checkpointing, "_allowed_determinism_checks_to_fns", {})
     compared.update({name: plain(function) for name, function in compared.items()})

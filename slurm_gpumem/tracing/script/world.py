@@ -206,7 +206,7 @@ def _type(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 
 
 class LegacyType:
-    """`torch.cuda.FloatTensor` and its kin: makes tensors on "cuda", from sizes or from numbers."""
+    """`torch.cuda.FloatTensor` and its kin: makes tensors on "cuda", from sizes or numbers or nothing."""
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.__name__, self.dtype = name, dtype
@@ -220,7 +220,7 @@ class LegacyType:
             if isinstance(given, torch.Tensor):
                 return given.to(device=CUDA, dtype=self.dtype)
             return torch.tensor(given, dtype=self.dtype).to(CUDA)
-        return torch.empty(*args, dtype=self.dtype, device=CUDA)
+        return torch.empty(*(args or (0,)), dtype=self.dtype, device=CUDA)
 
 
 LEGACY = {

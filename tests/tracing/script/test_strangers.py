@@ -170,6 +170,49 @@ for step in range(5):
     F.ctc_loss(out.transpose(0, 1), targets.cuda(), lengths, torch.tensor([1, 2, 2, 1])).backward()
     optimizer.step(); optimizer.zero_grad()
 """
+SORTED = """
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+class Reader(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.GRU(16, 16, batch_first=True)
+    def forward(self, x, lengths):
+        lengths, order = lengths.sort(0, descending=True)
+        packed = pack_padded_sequence(x[order], LENGTHS, batch_first=True)
+        return pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+model = Reader().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    words = WORDS
+    out, found = model(torch.randn(4, 9, 16, device="cuda"), LONG)
+    assert found.tolist() == FOUND, found
+    assert torch.cat((torch.cuda.FloatTensor(), out[0, 0])).shape == (16,)
+    out.sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+KNOWN_WORDS = "(torch.arange(9) < torch.tensor([[3], [8], [6], [5]])).long().cuda()"
+UNKNOWN_WORDS = "torch.randn(4, 9, device='cuda').mul(50).long()"
+EXPERTS = """
+from torch.utils.checkpoint import checkpoint
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(32, 4); self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+    def forward(self, x, outer):
+        chosen, out = self.gate(x).topk(2, -1)[1], torch.zeros_like(x)
+        rows = torch.where(outer == 1)[0]  # a mask that is from outside, and first asked for here
+        out = out.index_add(0, rows, x[rows])
+        for number, layer in enumerate(self.layers):
+            rows = torch.where(chosen == number)[0]
+            out = out.index_add(0, rows, layer(x[rows]).relu() ** 2)
+        mask = torch.randn(len(x), 3, device="cuda").argmax(-1) == 0
+        return out + layer(x[mask]).sum()
+model = nn.ModuleList(Experts() for _ in range(3)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+first = nn.Linear(32, 32).cuda()
+for step in range(5):
+    x = first(torch.randn(1000, 32, device="cuda"))
+    outer = torch.randn(1000, 5, device="cuda").argmax(-1)
+    for block in model:
+        x = checkpoint(block, x, outer, use_reentrant=False)
+    x.sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 BYTES = """
 model = nn.Linear(64, 30).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(5):
@@ -231,6 +274,32 @@ def test_lengths_on_the_cpu_pack_sequences_and_count_in_their_loss(tmp_path: Pat
     assert found.trace is not None
     sizes = [site.bytes_at(4) for site in found.trace.sites if site.operator == "aten::_ctc_loss"]
     assert 4 * 9 * 5 * 4 in sizes, sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "long", "read", "found"),
+    [
+        (KNOWN_WORDS, "(words != 0).sum(-1)", "lengths.cpu()", [8, 6, 5, 3]),
+        (KNOWN_WORDS, "(words != 0).long().clone().sum(-1)", "lengths.tolist()", [8, 6, 5, 3]),
+        (UNKNOWN_WORDS, "(words != 0).sum(-1)", "lengths.data.tolist()", [9] * 4),
+        (UNKNOWN_WORDS, "(words != 0).long().sum(-1)", "[int(n) for n in lengths]", [9] * 4),
+        (UNKNOWN_WORDS, "words.max(-1)[0]", "lengths.cpu()", [9] * 4),
+        (UNKNOWN_WORDS, "words.max(-1)[0]", "[int(n) for n in lengths]", [9] * 4),
+    ],
+)
+def test_lengths_on_the_gpu_are_the_known_ones_or_the_longest(
+    tmp_path: Path, words: str, long: str, read: str, found: List[int]
+) -> None:
+    text = SORTED
+    for name, value in (("LENGTHS", read), ("WORDS", words), ("LONG", long), ("FOUND", str(found))):
+        text = text.replace(name, value)
+    facts = _traced(tmp_path, text).facts
+    assert facts["ended"], facts
+
+
+def test_experts_that_a_checkpoint_computes_again_have_as_many_rows_as_before(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, EXPERTS).facts
+    assert facts["ended"], facts
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
