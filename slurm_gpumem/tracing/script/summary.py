@@ -229,4 +229,5 @@ def _trace(recorder: Any, job: TracedJob) -> Trace:
         benchmark=recorder.uses_conv and bool(torch.backends.cudnn.benchmark),
         remarks=tuple(recorder.remarks),
         kernels=assembled(kernels, [job.batch] * last),
+        emptied=tuple(at for at in recorder.emptied if at < len(events)),
     )

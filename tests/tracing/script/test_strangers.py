@@ -9,8 +9,10 @@ from typing import List, Sequence
 import pytest
 
 from slurm_gpumem.errors import TargetError
+from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from slurm_gpumem.units import MIB
 from tests.support.needs import needs_torch
 
 pytestmark = needs_torch
@@ -205,6 +207,13 @@ while steps < 24:
     x.sum().backward(); optimizer.step(); optimizer.zero_grad(); steps += 1
 """
 FRAME = 4096 * 1024 * 4
+EMPTIES = """
+model = nn.Linear(1024, 1024).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(10):
+    x = torch.randn(4096 + 1024 * step, 1024, device="cuda")
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    del x; torch.cuda.empty_cache()
+"""
 
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
@@ -340,3 +349,11 @@ def test_a_longer_rollout_is_run_with_all_its_frames_after_shorter_ones_were_ski
 
 def test_a_last_step_that_is_longer_and_not_run_whole_is_warned_of(tmp_path: Path) -> None:
     assert "did more than those before it" in " ".join(_warnings(tmp_path, ROLLOUT.replace("LONG", "23")))
+
+
+def test_memory_that_a_script_gives_back_is_not_held_beside_larger_batches(tmp_path: Path) -> None:
+    trace = parse(_traced(tmp_path, EMPTIES).summary.decode(), origin="traced").trace
+    assert trace is not None
+    kept = replay(trace._replace(emptied=())).stats.peak_reserved
+    # Of the last batch, 52 MiB each: itself, what the layer makes of it, its gradient; and weights.
+    assert replay(trace).stats.peak_reserved < 256 * MIB < kept
