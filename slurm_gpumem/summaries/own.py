@@ -121,6 +121,7 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
         "phases": [[phase.event, phase.name, phase.step] for phase in trace.phases],
         "events": trace.events,
         "kernels": [_kernel_row(kernel) for kernel in trace.kernels],
+        **({"emptied": trace.emptied} if trace.emptied else {}),
     }
 
 
@@ -223,6 +224,7 @@ def trace_of(content: Any) -> Trace:
         varied=content.get("varied", False) is True,
         remarks=tuple(_text(text, "remark") for text in _list(content.get("remarks", []), "remarks")),
         kernels=tuple(_kernel(row) for row in _list(content.get("kernels", []), "kernels")),
+        emptied=_emptied(content.get("emptied", []), len(events)),
     )
 
 
@@ -291,6 +293,13 @@ def _phases(rows: Any, events: int) -> Tuple[Phase, ...]:
         found.append(Phase(event, name, _whole(step, "step")))
     if not found or found[0].event:
         raise _Wrong("no phase begins at the first event")
+    return tuple(found)
+
+
+def _emptied(values: Any, events: int) -> Tuple[int, ...]:
+    found = [_whole(value, "emptied") for value in _list(values, "emptied")]
+    if any(not before < at < events for before, at in zip([-1, *found], found)):
+        raise _Wrong("emptied is not a list of events in their order")
     return tuple(found)
 
 

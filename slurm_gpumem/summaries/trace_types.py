@@ -196,6 +196,8 @@ class Trace(NamedTuple):
     """What was assumed: unknown operators, values that were made up."""
     kernels: Tuple[Kernel, ...] = ()
     """What a step after the first computes; empty where nobody looked."""
+    emptied: Tuple[int, ...] = ()
+    """Events before which a script gives cached memory back (`torch.cuda.empty_cache`)."""
 
     def allocations(self) -> Iterator[Tuple[int, int, Optional[Site]]]:
         """(event, block, site) for an allocation, (event, block, None) for its release."""

@@ -20,6 +20,8 @@ aten = torch.ops.aten
 _CHOICES, _SHARE, _UNEVEN = "_gpumem_choices", "_gpumem_share", "_gpumem_uneven"
 _TRUTHS = "_gpumem_truths"
 """Marks whole numbers that were truths: ones and zeros."""
+_EQUAL = "_gpumem_equal"
+"""Marks a mask of where two tensors are the same, of which nothing else is known."""
 MOST = 0.2
 """How far a share is from its mean at most."""
 _GOLDEN = 0.6180339887
@@ -123,7 +125,7 @@ def _is_mask(result: Any, share: Optional[float]) -> None:
 
 def _same(args: Any, kwargs: Any, result: Any) -> None:
     """Views and copies."""
-    for name in (_CHOICES, _SHARE, _TRUTHS):
+    for name in (_CHOICES, _SHARE, _TRUTHS, _EQUAL):
         known = getattr(args[0], name, None)
         if known is not None:
             for one in result if isinstance(result, (list, tuple)) else (result,):
@@ -181,12 +183,16 @@ def _equal(args: Any, kwargs: Any, result: Any) -> None:
         choices = choices_of(first) or choices_of(second)
         if choices is not None and value_of(result) is None:
             _is_mask(result, 1 / choices)
+        elif isinstance(second, Tensor) and first.shape == second.shape and value_of(result) is None:
+            setattr(result, _EQUAL, True)
 
 
 def _unequal(args: Any, kwargs: Any, result: Any) -> None:
     _equal(args, kwargs, result)
     share = share_of(result)
     _is_mask(result, None if share is None else 1 - share)
+    if hasattr(result, _EQUAL):
+        delattr(result, _EQUAL)
 
 
 def _scattered(args: Any, kwargs: Any, result: Any) -> None:
@@ -217,6 +223,12 @@ def _all(args: Any, kwargs: Any, result: Any) -> None:
     share = share_of(args[0])
     if share is not None and share in (0.0, 1.0):
         give(result, torch.full(result.shape, share == 1.0, dtype=result.dtype))
+    elif result.dim() and args[0].numel() > result.numel():
+        # Of rows that must hold everywhere: a model that has learnt nothing is hardly ever right all along.
+        if share is not None:
+            _is_mask(result, share ** (args[0].numel() / result.numel()))
+        elif hasattr(args[0], _EQUAL):
+            _is_mask(result, 0.0)
 
 
 def _both(args: Any, kwargs: Any, result: Any) -> None:
@@ -237,15 +249,19 @@ def _not(args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _sum(mask: Any, result: Any, shares: Uneven) -> None:
-    """How many hold: about as many in each sum; all, as where it selects, of a mask that is not known."""
+    """How many hold: about as many in each sum; all, as where it selects, of a mask that is not known.
+
+    Half of those that compare two tensors: that is a score, and with the best one scripts end their training.
+    """
     if value_of(result) is not None or not small(result) or not result.numel():
         return
     share = share_of(mask)
     if share is not None:
         total = rows_of(mask, shares) if result.numel() == 1 else round(share * mask.numel())
         count = shares.parts(total, result.numel())
-    elif mask.dtype == torch.bool or getattr(mask, _TRUTHS, False):
-        count = [mask.numel() // result.numel()] * result.numel()
+    elif mask.dtype == torch.bool or hasattr(mask, _TRUTHS):
+        each = mask.numel() // result.numel()
+        count = [each // 2 if hasattr(mask, _EQUAL) and each > 1 else each] * result.numel()
         setattr(result, MADE_UP, True)
     else:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import mean
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -75,6 +75,19 @@ def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample(
     assert len(cases) > 5
     for case in cases:
         assert case.bytes == pytest.approx(case.call.rows * case.call.weight, rel=0.02)
+
+
+@pytest.mark.parametrize("size", [(7,), (14, 14), (4, 6, 6)])
+def test_in_double_precision_only_gradients_of_kernels_of_one_tap_have_a_workspace(
+    size: Tuple[int, ...],
+) -> None:
+    ones, zeros = (1,) * len(size), (0,) * len(size)
+    sizes = {"size": size, "out_size": size, "kernel": ones, "stride": ones, "padding": zeros}
+    asked = convolution(call="weight", dtype="fp64", channels=736, outputs=720, dilation=ones, **sizes)
+    assert workspace_bytes(asked, 256) == 256 * 736 * 720 * 8  # measured: 1,036 MiB
+    other = {"kernel": (3,) * len(size)}, {"stride": (2,) * len(size)}, {"padding": ones}, {"groups": 2}
+    others: Sequence[Dict[str, Any]] = (*other, {"call": "forward"}, {"call": "input"})
+    assert not any(workspace_bytes(asked._replace(**changes), 256) for changes in others)
 
 
 def test_products_for_each_sample_have_single_precision_where_the_gradient_has_half() -> None:

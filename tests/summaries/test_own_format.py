@@ -108,6 +108,7 @@ def test_releases_name_the_block_that_was_allocated_so_many_allocations_ago() ->
         ({"events": [99]}, "event 0"),
         ({"way": "magic"}, "way is 'magic'"),
         ({"phases": []}, "no phase"),
+        ({"emptied": [1, 1]}, "emptied is not"),
         ({"sites": [[[1], 0]]}, "four to six"),
         ({"job": {"batch": 0}}, "batch is 0"),
         ({"job": {"batch": 4, "cores": 1}}, "unknown field"),

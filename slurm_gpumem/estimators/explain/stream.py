@@ -84,4 +84,7 @@ class Stream:
                 events.append(numbers[event.block] - len(numbers))
         if not phases or phases[0].event:
             phases.insert(0, self._trace.phases[0])
-        return self._trace._replace(sites=tuple(self.sites), events=tuple(events), phases=tuple(phases))
+        # Where cached memory is given back is not known of a changed stream.
+        return self._trace._replace(
+            sites=tuple(self.sites), events=tuple(events), phases=tuple(phases), emptied=()
+        )

@@ -58,7 +58,10 @@ def replay(
     allocator = CachingAllocator(settings)
     if any(site.stream for site in trace.sites):
         allocator = StreamPools(settings, trace, _further_step(trace) or ())
-    allocator.replay(events)
+    for begin, end in zip((0, *trace.emptied), (*trace.emptied, len(events))):
+        if begin:
+            allocator.give_back()
+        allocator.replay(events[begin:end])
     stats = allocator.stats()
     autotuned, unseen = _autotuning(trace, batch, sizes, gpu, settings)
     return Timeline(
@@ -97,7 +100,10 @@ def _reserved_later(allocator: CachingAllocator, trace: Trace, sizes: Sequence[i
         return reserved
     block, calm = _count(trace.events), 0
     step, made = _events(further, sizes), _count(further)
+    empties = trace.emptied[-1:] > (len(trace.events) - len(further),)
     for _ in range(min(MORE_STEPS, MORE_EVENTS // max(len(further), 1))):
+        if empties:  # somewhere in the step: here it holds least
+            allocator.give_back()
         allocator.replay([(block + key, size) for key, size in step])
         block += made
         calm = calm + 1 if allocator.stats().peak_reserved == reserved else 0

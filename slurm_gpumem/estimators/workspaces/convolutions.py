@@ -111,11 +111,23 @@ def _of_any_call(convolution: Convolution) -> Convolution:
 
 @lru_cache(maxsize=4096)
 def _bytes(call: str, convolution: Convolution, rows: int) -> int:
+    if convolution.dtype == "fp64" and not convolution.channels_last:
+        return _of_doubles(call, convolution, rows)
     whole = fourier.weight_bytes(convolution, rows) if call == "weight" else 0
     asked = Call(convolution, rows)
     if whole and fourier.picked(_numbers(convolution, rows)[0], whole, asked.data + asked.output):
         return whole
     return _usual(call, convolution, rows)
+
+
+def _of_doubles(call: str, c: Convolution, rows: int) -> int:
+    """In double precision there are none, except for a product of each sample, as in `_sums_products`.
+
+    So it was in all of 45 convolutions measured on an H200 with PyTorch 2.11, of one to three dimensions.
+    """
+    one_tap = prod(c.kernel) == 1 and set(c.stride) == {1} and not any(c.padding) and c.groups == 1
+    alone = prod(c.size) == 1
+    return Call(c, rows).weight * rows if call == "weight" and one_tap and not alone else 0
 
 
 @lru_cache(maxsize=4096)

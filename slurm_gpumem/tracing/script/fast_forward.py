@@ -2,7 +2,9 @@
 
 A model that is called with the same shapes as before answers with tensors of the same shapes as before; what
 is noted is the first time. Gradients are made again after each backward pass, so that they are alive where
-they would be. What goes wrong in this mode ends the trace with what was seen until then.
+they would be. Where training does more than before (a longer rollout, a loss that is switched on) after calls
+that were skipped, their graphs are missing beside it: the next cycle is run whole. What goes wrong in this
+mode ends the trace with what was seen until then.
 """
 
 from __future__ import annotations
@@ -57,6 +59,10 @@ class FastForward:
         self._batches: Dict[int, Set[Tuple[Tuple[int, ...], ...]]] = {}
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
+        self._more_at: Optional[int] = None
+        """The last training cycle that did more than any before it, and had skipped a part."""
+        self._largest: Dict[int, int] = {}
+        """The most elements that each model was given in training."""
         self.whole = False
         """Whether gradients of weights are asked for: answers of calls that are not run have none."""
         self._growing = GrowingCalls()
@@ -92,7 +98,8 @@ class FastForward:
         graph = trains or (torch.is_grad_enabled() and learns)
         usual = self._usual(key) if graph else True
         usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS or self._is_repeated(key))
-        usual = usual and not (trains and self.whole) and not _transformed(args, kwargs, module)
+        whole = self.whole or self._more_at == self._recorder.cycles - 1
+        usual = usual and not (trains and whole) and not _transformed(args, kwargs, module)
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
             if trains:
@@ -104,6 +111,8 @@ class FastForward:
             if grown is not None:
                 self.skipped(module, (args, kwargs))
                 return self._again(self._grown(growing, grown), (args, kwargs))
+        if trains and learns:
+            self._look_for_more(module, (args, kwargs), known)
         cycle, beside = self._before.get(key, (self._recorder.cycles, 0))
         self._before[key] = cycle, max(beside, self._recorder.live_bytes)
         blocks = self._recorder.blocks
@@ -118,7 +127,8 @@ class FastForward:
             left = [(weakref.ref(part), name, kept_of(value, seen)) for part, name, value in kept]
             found = self._answers[key] = Answer([kept_of(leaf, seen) for leaf in leaves], spec, left)
             self._counts[key] = self._counts.get(key, 0) + 1
-            self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
+            if not self.skipping:
+                self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
             plain = not left and all(leaf is None or isinstance(leaf, Leaf) for leaf in found.leaves)
             if growing is not None and plain:
                 self._last[growing.family] = found
@@ -150,6 +160,24 @@ class FastForward:
     def varies(self) -> bool:
         """Whether training gives a model batches of many shapes."""
         return any(len(keys) >= _MANY_SHAPES for keys in self._batches.values())
+
+    def _look_for_more(self, module: nn.Module, given: Any, known: Optional[Answer]) -> None:
+        """Before a call in training is run: whether it is more than was run before, beside what was not."""
+        elements = sum(tensor.numel() for tensor in tensors_in(given))
+        more = elements > self._largest.get(id(module), -1)
+        self._largest[id(module)] = max(elements, self._largest.get(id(module), -1))
+        if self.skipping and (more or known is not None):
+            self._more_at = self._recorder.cycles
+
+    @property
+    def does_more(self) -> bool:
+        """Whether the training cycle at work does more than any that was run whole."""
+        return self._more_at is not None and self._more_at == self._recorder.cycles
+
+    @property
+    def misses_more(self) -> bool:
+        """Whether no whole cycle came after one that did more."""
+        return self._more_at is not None and self._recorder.cycles <= self._more_at + 1
 
     def _is_repeated(self, key: Any) -> bool:
         """Whether an earlier evaluation had it, beside as much: growing texts have each length once."""

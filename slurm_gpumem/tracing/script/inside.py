@@ -231,7 +231,7 @@ class Tracer:
             self.finish()
 
     def _skipped(self) -> bool:
-        was, self.skips.skipping = self.skips.skipping, False
+        was, self.skips.skipping = self.skips.skipping and not self.skips.does_more, False
         return was
 
     def _run_whole(self) -> None:

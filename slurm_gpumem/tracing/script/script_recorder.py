@@ -52,6 +52,8 @@ class ScriptRecorder(Recorder):
         self._pass = (0, 0, 0)
         """First event and first block of the pass at work, and the peak before it."""
         self._silent = 0
+        self.emptied: List[int] = []
+        """Events before which the script gave cached memory back."""
         self.drops = True
         """Whether cycles that are alike are dropped."""
         self.calls = 0
@@ -68,11 +70,17 @@ class ScriptRecorder(Recorder):
         finally:
             self.off = before
 
+    def empty_cache(self) -> None:
+        """`torch.cuda.empty_cache`: what is free goes back to the driver."""
+        if not self.off and self.emptied[-1:] != [len(self.events)]:
+            self.emptied.append(len(self.events))
+
     def begin_again(self) -> None:
         """Forget all that was noted: what went on until here was no training."""
         self.blocks.clear()
         self.events.clear()
         self.phases.clear()
+        self.emptied.clear()
         self._handles.clear()
         self._live.clear()
         self.live_bytes = self.peak_bytes = self.most_bytes = 0
@@ -199,6 +207,8 @@ class ScriptRecorder(Recorder):
         self.events += [~number for number in free]
         while self.phases and self.phases[-1][0] >= first_event:
             self.phases.pop()
+        while self.emptied and self.emptied[-1] > first_event:
+            self.emptied.pop()
         self.kernels.by_step.pop(self.step, None)
         self.dropped += 1
 

@@ -16,6 +16,7 @@ from slurm_gpumem.tracing.kernels import assembled
 from slurm_gpumem.tracing.places import own_parameters
 from slurm_gpumem.tracing.script import evaluations
 from slurm_gpumem.tracing.script.inference import TRAINING
+from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS
 
 _REASON = 200
 """Letters of an error in a warning."""
@@ -133,6 +134,20 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             f"need more; the request has a margin for that. {more} one run be measured: gpusbatch without "
             "--trace",
         )
+    elif recorder.cycles < ENOUGH_STEPS and (recorder.guess.numbers or recorder.guess.used):
+        found = (
+            *found,
+            f"it ended itself after {count(recorder.cycles, 'step')} of training. A trace has no scores and "
+            "no losses: if one decides that, the job trains longer, and what comes later was not seen. "
+            "Let one run be measured: gpusbatch without --trace",
+        )
+    if tracer.skips.misses_more:
+        found = (
+            *found,
+            "its last step did more than those before it and was not followed as a whole: the job may need "
+            "more. Allow more with --time-limit and --onward, or let one run be measured: gpusbatch without "
+            "--trace",
+        )
     if tracer.rounds.collects:
         found = (
             *found,
@@ -214,4 +229,5 @@ def _trace(recorder: Any, job: TracedJob) -> Trace:
         benchmark=recorder.uses_conv and bool(torch.backends.cudnn.benchmark),
         remarks=tuple(recorder.remarks),
         kernels=assembled(kernels, [job.batch] * last),
+        emptied=tuple(at for at in recorder.emptied if at < len(events)),
     )

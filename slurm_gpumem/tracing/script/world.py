@@ -250,6 +250,9 @@ class Memory(Protocol):
     most_bytes: int
     """At once, since the script last asked to forget it."""
 
+    def empty_cache(self) -> None:
+        """What is free goes back to the driver."""
+
 
 def _statistics(memory: Memory) -> Callable[..., Dict[str, int]]:
     """`torch.cuda.memory_stats()`: what is allocated counts as what is reserved; nothing else happens."""
@@ -272,7 +275,7 @@ def _forgetting(memory: Memory) -> Callable[..., None]:
 
 
 def _of_memory(memory: Memory) -> Dict[str, Callable[..., Any]]:
-    """Questions about what is allocated, by their names in torch.cuda and torch.accelerator."""
+    """What asks for allocated memory or changes it, by its names in torch.cuda and torch.accelerator."""
     return {
         **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"),
                         lambda *args, **kwargs: memory.live_bytes),
@@ -281,6 +284,7 @@ def _of_memory(memory: Memory) -> Dict[str, Callable[..., Any]]:
         **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
                         _forgetting(memory)),
         "memory_stats": _statistics(memory),
+        "empty_cache": lambda *args, **kwargs: memory.empty_cache(),
     }  # fmt: skip
 
 
@@ -321,7 +325,7 @@ def answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> Iterator[Tuple[A
         "power_draw": 0,
         **dict.fromkeys(
             (
-                "set_device", "synchronize", "empty_cache", "ipc_collect", "reset_accumulated_memory_stats",
+                "set_device", "synchronize", "ipc_collect", "reset_accumulated_memory_stats",
                 "set_per_process_memory_fraction", "init", "_lazy_init", "set_stream",
             )
         ),
@@ -368,9 +372,7 @@ def answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> Iterator[Tuple[A
             "current_accelerator": torch.device("cuda"),
             "current_device_index": 0,
             "current_device_idx": 0,
-            **dict.fromkeys(
-                ("set_device_index", "set_device_idx", "synchronize", "empty_cache", "set_stream")
-            ),
+            **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "set_stream")),
         }
         yield accelerator, "device_count", Gpus.count
         for name, value in facts.items():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import List
+from typing import List, Sequence
 
 import pytest
 
 from slurm_gpumem.errors import TargetError
+from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from slurm_gpumem.units import MIB
 from tests.support.needs import needs_torch
 
 pytestmark = needs_torch
@@ -229,11 +231,42 @@ labels = torch.randn(320, 10, device="cuda").argmax(1)
 F.one_hot(labels)
 """
 
+SCORE = """
+model = nn.Linear(64, 8).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda"); labels = torch.randint(2, (32, 8)).cuda()
+found = torch.where(model(x) > 0, 1, 0)
+right = (SCORED).cpu().numpy() / 32
+steps = 0
+while True:
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad(); steps += 1
+    if right >= 1 or steps == 8: break
+"""
+ROLLOUT = """
+layer = nn.Linear(1024, 1024).cuda(); optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+steps = 0
+while steps < 24:
+    x = torch.randn(4096, 1024, device="cuda")
+    for frame in range(16 if steps >= LONG else 4): x = layer(x)
+    x.sum().backward(); optimizer.step(); optimizer.zero_grad(); steps += 1
+"""
+FRAME = 4096 * 1024 * 4
+EMPTIES = """
+model = nn.Linear(1024, 1024).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(10):
+    x = torch.randn(4096 + 1024 * step, 1024, device="cuda")
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    del x; torch.cuda.empty_cache()
+"""
+
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
     limits = Limits(seconds=120.0, onward_s=onward_s)
     return trace_command([sys.executable, "train.py"], limits, folder=str(folder))
+
+
+def _warnings(folder: Path, text: str) -> Sequence[str]:
+    return parse(_traced(folder, text).summary.decode(), origin="traced").warnings
 
 
 def _lines(folder: Path, text: str) -> List[str]:
@@ -361,3 +394,35 @@ def test_only_batches_of_models_have_many_shapes_not_pictures_of_transforms_nor_
 ) -> None:
     summary = parse(_traced(tmp_path, text).summary.decode(), origin="traced")
     assert any("many shapes" in warning for warning in summary.warnings) == warned
+
+
+@pytest.mark.parametrize("scored", ["(found == labels).all(1).sum()", "(found == labels).sum() / 8"])
+def test_a_model_is_not_taken_to_be_right_in_all_so_that_training_ends(tmp_path: Path, scored: str) -> None:
+    facts = _traced(tmp_path, SCORE.replace("SCORED", scored)).facts
+    assert facts["ended"]
+    assert facts["steps"] == 8
+
+
+def test_a_script_that_ends_itself_at_once_is_warned_of(tmp_path: Path) -> None:
+    right = SCORE.replace("SCORED).cpu().numpy() / 32", "model(x).detach().mean()).cpu().numpy()")
+    assert "ended itself after 1 step of training" in " ".join(_warnings(tmp_path, right))
+    assert not _warnings(tmp_path, right.replace("right >= 1 or ", ""))
+
+
+def test_a_longer_rollout_is_run_with_all_its_frames_after_shorter_ones_were_skipped(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, ROLLOUT.replace("LONG", "12"))
+    assert traced.facts["ended"]
+    assert traced.facts["peak_bytes"] > 16 * FRAME
+    assert not parse(traced.summary.decode(), origin="traced").warnings
+
+
+def test_a_last_step_that_is_longer_and_not_run_whole_is_warned_of(tmp_path: Path) -> None:
+    assert "did more than those before it" in " ".join(_warnings(tmp_path, ROLLOUT.replace("LONG", "23")))
+
+
+def test_memory_that_a_script_gives_back_is_not_held_beside_larger_batches(tmp_path: Path) -> None:
+    trace = parse(_traced(tmp_path, EMPTIES).summary.decode(), origin="traced").trace
+    assert trace is not None
+    kept = replay(trace._replace(emptied=())).stats.peak_reserved
+    # Of the last batch, 52 MiB each: itself, what the layer makes of it, its gradient; and weights.
+    assert replay(trace).stats.peak_reserved < 256 * MIB < kept
