@@ -25,7 +25,7 @@ def _recorder(count: int, shift: int) -> Any:
     recorder.events = [*range(2 * count), *(~number for number in range(count))]
     live: Dict[int, Tuple[int, Any]] = {at: (count + (at + shift) % count, None) for at in range(count)}
     recorder._live = live
-    recorder.phases, recorder.step = [], 1
+    recorder.phases, recorder.emptied, recorder.step = [], [count, count + 1], 1
     recorder.grown_bytes = recorder.live_bytes = recorder.dropped = 0
     recorder.kernels = SimpleNamespace(by_step={})  # type: ignore[assignment]
     return recorder
@@ -39,6 +39,7 @@ def test_what_a_dropped_cycle_left_takes_the_places_of_what_it_released(shift: i
     assert sorted(place for place, _ in recorder._live.values()) == list(range(count))
     assert recorder.events == list(range(count))
     assert recorder.grown_bytes == 0
+    assert recorder.emptied == [count]
 
 
 @pytest.mark.timing
