@@ -274,11 +274,16 @@ def test_a_trace_that_does_not_come_to_the_end_says_how_much_it_saw(
     assert trace.unfinished == facts["unfinished"]
 
 
-@pytest.mark.parametrize(("at", "seen"), [(1, "2 of 3 rounds"), (2, "2 of 3 rounds and a part of the last")])
-def test_a_trace_that_ends_in_the_last_round_has_not_seen_all_of_it(at: int, seen: str) -> None:
+@pytest.mark.parametrize(
+    ("at", "endless", "seen"),
+    [(1, False, "2 of 3 rounds"), (2, False, "2 of 3 rounds and a part of the last"), (1, True, "")],
+)
+def test_a_trace_that_ends_in_the_last_round_has_not_seen_all_of_it(
+    at: int, endless: bool, seen: str
+) -> None:
     from slurm_gpumem.tracing.script.rounds import Rounds
 
-    loop = SimpleNamespace(trained=2, total=3, at=at, called="rounds")
+    loop = SimpleNamespace(trained=2, total=3, at=at, called="rounds", endless=endless)
     assert Rounds.seen(cast(Rounds, SimpleNamespace(running=[loop], _waiting={}))) == seen
 
 
