@@ -255,6 +255,11 @@ class Recorder(TorchDispatchMode):
 
     # -- Operators -------------------------------------------------------------------------------
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's wrapper of the next method costs more than many an operator, and nothing is compiled."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator and note what it allocates."""
         kwargs = kwargs or {}

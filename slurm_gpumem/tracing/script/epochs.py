@@ -58,7 +58,8 @@ def install(tracer: Any) -> None:
         looping = _loop_of_script(asking)
         try:
             pass_over(self, asking, looping)
-            return real(self)
+            with tracer.recorder.loads():
+                return real(self)
         except StopIteration:
             if looping is not None:
                 tracer.rounds.epoch_over(looping)

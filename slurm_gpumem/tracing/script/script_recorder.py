@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class ScriptRecorder(Recorder):
         """Operators that the script has run."""
         self.every_few: Callable[[], None] = lambda: None
         """Called every few hundred operators."""
+        self.loading = 0
+        """Whether a loader makes a batch: what it does on the CPU is its own."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -69,6 +71,15 @@ class ScriptRecorder(Recorder):
             yield
         finally:
             self.off = before
+
+    @contextmanager
+    def loads(self) -> Iterator[None]:
+        """Inside, a loader makes a batch."""
+        self.loading += 1
+        try:
+            yield
+        finally:
+            self.loading -= 1
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache`: what is free goes back to the driver."""
@@ -290,4 +301,20 @@ class ScriptRecorder(Recorder):
         if kwargs.get("pin_memory"):  # of code that autograd calls, where no other mode is at work
             kwargs = {**kwargs, "pin_memory": False}
         with torch._C.DisableTorchFunction():
+            if self.loading and _on_cpu(args) and _on_cpu(kwargs.values()):
+                return func(*args, **kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _on_cpu(values: Iterable[Any]) -> bool:
+    """Whether no argument of an operator is on another device, nor asks for one."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.device.type != "cpu" or vars(value):  # what is known of a value is followed
+                return False
+        elif isinstance(value, (list, tuple)):
+            if not _on_cpu(value):
+                return False
+        elif isinstance(value, torch.device) and value.type != "cpu":
+            return False
+    return True
