@@ -290,4 +290,29 @@ class ScriptRecorder(Recorder):
         if kwargs.get("pin_memory"):  # of code that autograd calls, where no other mode is at work
             kwargs = {**kwargs, "pin_memory": False}
         with torch._C.DisableTorchFunction():
+            if _stays_on_cpu(args, kwargs):
+                return func(*args, **kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _stays_on_cpu(args: Any, kwargs: Dict[str, Any]) -> bool:
+    """Whether an operator has to do with tensors of the CPU only: there is nothing to note.
+
+    Scripts make batches of them number by number, so that this is asked often.
+    """
+    device = kwargs.get("device")
+    if device is not None and device.type != "cpu":
+        return False
+    found = device is not None
+    for value in args if not kwargs else (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            if value.device.type != "cpu" or value.layout != torch.strided:
+                return False
+            found = True
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                if isinstance(item, Tensor):
+                    if item.device.type != "cpu" or item.layout != torch.strided:
+                        return False
+                    found = True
+    return found
