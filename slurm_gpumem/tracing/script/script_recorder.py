@@ -301,16 +301,20 @@ class ScriptRecorder(Recorder):
         if kwargs.get("pin_memory"):  # of code that autograd calls, where no other mode is at work
             kwargs = {**kwargs, "pin_memory": False}
         with torch._C.DisableTorchFunction():
-            if self.loading and _on_cpu(args) and _on_cpu(kwargs.values()):
+            if _on_cpu(args) and _on_cpu(kwargs.values()):
                 return func(*args, **kwargs)
             return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _on_cpu(values: Iterable[Any]) -> bool:
-    """Whether no argument of an operator is on another device, nor asks for one."""
+    """Whether an operator has to do with tensors of the CPU only: there is nothing to note.
+
+    Scripts make batches of them number by number, so that this is asked often.
+    """
     for value in values:
         if isinstance(value, Tensor):
-            if value.device.type != "cpu" or vars(value):  # what is known of a value is followed
+            # What is known of a value that came from the GPU is followed.
+            if value.device.type != "cpu" or value.layout != torch.strided or vars(value):
                 return False
         elif isinstance(value, (list, tuple)):
             if not _on_cpu(value):

@@ -106,6 +106,7 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
         tensor.is_pinned: lambda func, args, kwargs: False,
         tensor.data.__set__: _set_data,
         tensor.tolist: _tolist,
+        **dict.fromkeys((tensor.__getitem__, tensor.__setitem__), _item),
         **dict.fromkeys((tensor.__float__, tensor.__int__, tensor.__index__, tensor.__bool__), _read),
         tensor.__format__: _format,
         tensor.type: _type,
@@ -127,6 +128,23 @@ def _named(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     if args and _is_number(args[0]):
         return func("cuda", args[0])
     return func(*args, **kwargs)
+
+
+def _item(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Numbers of a tensor of the CPU: scripts make batches of them one by one, so that nobody looks on."""
+    if args[0].device.type == "cpu" and not vars(args[0]) and all(_is_plain(arg) for arg in args[1:]):
+        with torch._C._DisableTorchDispatch():
+            return func(*args)
+    return func(*args, **kwargs)
+
+
+def _is_plain(index: Any) -> bool:
+    """Whether it is made of numbers that are no tensors."""
+    if isinstance(index, slice):
+        return _is_plain(index.start) and _is_plain(index.stop) and _is_plain(index.step)
+    if isinstance(index, tuple):
+        return all(_is_plain(one) for one in index)
+    return index is None or isinstance(index, (int, float))
 
 
 def _device(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -1,0 +1,100 @@
+"""What a script does with tensors of the CPU: real numbers, quickly, and nothing of it is on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
+
+
+def _world() -> Tuple[Any, Any]:
+    from slurm_gpumem.tracing.autocast import Autocast
+    from slurm_gpumem.tracing.script.script_places import ScriptPlaces
+    from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+    from slurm_gpumem.tracing.script.world import CudaWorld
+    from slurm_gpumem.tracing.values import Guess
+
+    recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
+    return CudaWorld(), recorder
+
+
+def test_numbers_written_and_read_one_by_one_do_not_pass_by_the_recorder() -> None:
+    import torch
+
+    world, recorder = _world()
+    batch = torch.zeros(4, 3)
+    with world, recorder:
+        batch[2] = 7
+        batch[1, 2] = 5.0
+        batch[0:2][1][0] = True
+        last = batch[-1]
+    assert batch.tolist() == [[0, 0, 0], [1, 0, 5], [7, 7, 7], [0, 0, 0]]
+    assert last.tolist() == [0, 0, 0]
+    assert recorder.calls == 0
+
+
+def test_operators_on_the_cpu_need_nothing_on_the_gpu() -> None:
+    import torch
+
+    world, recorder = _world()
+    with world, recorder:
+        square = torch.eye(3)
+        both = torch.stack([square @ square, square + 1])
+        taken = both.index_select(0, torch.tensor([1]))
+    assert taken.sum().item() == 12
+    assert not recorder.uses_matmul
+    assert not recorder.blocks
+
+
+def test_what_goes_to_the_gpu_is_noted() -> None:
+    import torch
+
+    world, recorder = _world()
+    numbers = torch.arange(256.0)
+    with world, recorder:
+        there = numbers.to("cuda")
+        first = torch.arange(3, device="cuda")[1]
+        assert numbers[first : first + 2].tolist() == [1, 2]
+        there[3] = numbers[4]
+        summed = there + numbers[5]
+        made = torch.zeros(64, device="cuda")
+    assert [block.nbytes for block in recorder.blocks] == [1024, 24, 8, 1024, 256]
+    assert summed.shape == there.shape
+    assert made.device.type == "meta"
+
+
+def test_what_is_known_of_a_value_of_the_gpu_is_followed_on_the_cpu() -> None:
+    import torch
+
+    from slurm_gpumem.tracing.choices import mark_index, share_of
+
+    world, recorder = _world()
+    labels = torch.zeros(8, dtype=torch.int64)
+    mark_index(labels, 4)
+    with world, recorder:
+        mask = labels[2:] == 1
+    assert share_of(mask) == 0.25
+
+
+def test_a_transform_that_a_loader_calls_is_no_model() -> None:
+    import torch
+
+    from slurm_gpumem.tracing.script.fast_forward import FastForward
+
+    class Halved(torch.nn.Module):
+        def forward(self, image: Any) -> Any:
+            return image / 2
+
+    world, recorder = _world()
+    called = torch.nn.Module.__call__
+    places = recorder.places
+    try:
+        FastForward(recorder, places, lambda: True).install()
+        with world, recorder, places, recorder.loads():
+            assert float(Halved()(torch.ones(3)).sum()) == 1.5
+            torch.nn.Linear(3, 3)(torch.ones(3))
+    finally:
+        torch.nn.Module.__call__ = called
+    assert [root.kind for root in places.all_roots()] == ["Linear"]
