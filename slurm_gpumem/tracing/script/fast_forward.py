@@ -12,13 +12,14 @@ from __future__ import annotations
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.script.answers import Again, Answer, Leaf, kept_of
+from slurm_gpumem.tracing.script.batch_shapes import BatchShapes, shapes_in
 from slurm_gpumem.tracing.script.growing import Call, GrowingCalls
 from slurm_gpumem.tracing.script.model_state import ModelStates, described, kept_by, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
@@ -31,8 +32,6 @@ _LONGEST_CYCLE = 32
 kept, as in an evaluation without no_grad."""
 _SPARSE = "_gpumem_sparse"
 """Marks parameters whose gradients have rows for what a batch used only: there are none of others."""
-_MANY_SHAPES = 4
-"""Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
 
 class FastForward:
@@ -56,7 +55,7 @@ class FastForward:
         """... and the most that were run in one."""
         self._alive_in_forward = False
         """Whether gradients of the step before are alive when a model is called, as in evaluation then."""
-        self._batches: Dict[int, Set[Tuple[Tuple[int, ...], ...]]] = {}
+        self._batches: Dict[int, BatchShapes] = {}
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
         self._more_at: Optional[int] = None
@@ -88,14 +87,24 @@ class FastForward:
 
     def _root(self, real: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         key = self._key(module, args, kwargs)
-        known = self._answers.get(key)
-        trains = torch.is_grad_enabled() and module.training
-        learns = any(parameter.requires_grad for parameter in module.parameters())
         growing = self._growing_call(key)
         longer = growing is not None and self._growing.grows(growing)
-        if trains and learns and not longer:
+        if longer or not (torch.is_grad_enabled() and module.training and _learns(module)):
             # Transforms of images and losses are modules too, and no models; a text that grows is no batch.
-            self._batches.setdefault(id(module), set()).add(_shapes(args, kwargs))
+            return self._answer(real, module, (args, kwargs), key, growing)
+        batch = shapes_in((args, kwargs))
+        answer = self._answer(real, module, (args, kwargs), key, growing)
+        self._batches.setdefault(id(module), BatchShapes()).add(batch, shapes_in(answer))
+        return answer
+
+    def _answer(
+        self, real: Callable[..., Any], module: nn.Module, given: Any, key: Any, growing: Optional[Call]
+    ) -> Any:
+        """What a call gives: it is run, or what is known of it is given again."""
+        args, kwargs = given
+        known = self._answers.get(key)
+        trains = torch.is_grad_enabled() and module.training
+        learns = _learns(module)
         # An evaluation without no_grad keeps its graph, beside which others may be called.
         graph = trains or (torch.is_grad_enabled() and learns)
         usual = self._usual(key) if graph else True
@@ -106,13 +115,13 @@ class FastForward:
             self.skipping = self.skipping or trains
             if trains:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
-            self.skipped(module, (args, kwargs))
-            return self._again(known, (args, kwargs))
+            self.skipped(module, given)
+            return self._again(known, given)
         if growing is not None and known is None and (self._calm() or not trains):
             grown = self._growing.answer(growing, self._recorder.peak_bytes)
             if grown is not None:
-                self.skipped(module, (args, kwargs))
-                return self._again(self._grown(growing, grown), (args, kwargs))
+                self.skipped(module, given)
+                return self._again(self._grown(growing, grown), given)
         if trains and learns:
             self._look_for_more(module, (args, kwargs), known)
         cycle, beside = self._before.get(key, (self._recorder.cycles, 0))
@@ -121,7 +130,7 @@ class FastForward:
         before = len(blocks)
         self._places.named_inputs = kwargs
         answer = real(module, *args, **kwargs)
-        self._completed.add(module, (args, kwargs))
+        self._completed.add(module, given)
         leaves, spec = pytree.tree_flatten(answer)
         kept = kept_by(module)
         if key is not None and all(_has_no_state(leaf) for leaf in leaves) and kept is not None:
@@ -161,7 +170,7 @@ class FastForward:
     @property
     def varies(self) -> bool:
         """Whether training gives a model batches of many shapes."""
-        return any(len(keys) >= _MANY_SHAPES for keys in self._batches.values())
+        return any(batches.varied for batches in self._batches.values())
 
     def _look_for_more(self, module: nn.Module, given: Any, known: Optional[Answer]) -> None:
         """Before a call in training is run: whether it is more than was run before, beside what was not."""
@@ -245,9 +254,8 @@ class FastForward:
                 yield from root.module.parameters()
 
 
-def _shapes(args: Any, kwargs: Any) -> Tuple[Tuple[int, ...], ...]:
-    """Of a batch; numbers beside it (a step, a temperature) are no shapes."""
-    return tuple(tuple(tensor.shape) for tensor in tensors_in((args, kwargs)))
+def _learns(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def _is_tensor(description: Tuple[Any, ...]) -> bool:

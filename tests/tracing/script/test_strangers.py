@@ -44,6 +44,17 @@ for step in range(100_000):
     x = torch.randn(8 + step % 50, 64, device="cuda")
     model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+DRAWN = """
+import random; random.seed(1)
+layers = nn.ModuleList(nn.Linear(64, 64 * scale) for scale in (2, 3, 4))
+class Scaled(nn.Module):
+    def __init__(self): super().__init__(); self.layers = layers
+    def forward(self, x, scale): return self.layers[scale - 2](x)
+model = Scaled().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(24):
+    x = torch.randn(64, 64, device="cuda")
+    model(x, CHOICE).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 GRAPHS = """
 model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -394,6 +405,17 @@ def test_only_batches_of_models_have_many_shapes_not_pictures_of_transforms_nor_
 ) -> None:
     summary = parse(_traced(tmp_path, text).summary.decode(), origin="traced")
     assert any("many shapes" in warning for warning in summary.warnings) == warned
+
+
+@pytest.mark.parametrize(
+    ("choice", "drawn"), [("random.randint(2, 4)", True), ("2 + step // 8", False), ("2 + step % 3", False)]
+)
+def test_a_number_drawn_for_each_batch_that_decides_how_large_answers_are_is_a_shape(
+    tmp_path: Path, choice: str, drawn: bool
+) -> None:
+    summary = parse(_traced(tmp_path, DRAWN.replace("CHOICE", choice)).summary.decode(), origin="traced")
+    assert summary.trace is not None
+    assert summary.trace.varied == drawn
 
 
 @pytest.mark.parametrize("scored", ["(found == labels).all(1).sum()", "(found == labels).sum() / 8"])
