@@ -104,3 +104,64 @@ def test_what_does_not_fit_is_left_to_the_meta_kernel_and_its_error() -> None:
     bias, first, second = (torch.empty(shape, device="meta") for shape in ((7,), (3, 5), (6, 7)))
     with pytest.raises(RuntimeError, match=r"\[3, 5\]|3x5"):
         call(torch.ops.aten.addmm.default, (bias, first, second), {})
+
+
+def _counted(operator: Any) -> Tuple[Any, List[int]]:
+    """The operator, and how often it was run."""
+    runs = [0]
+
+    class Counted:
+        _schema = operator._schema
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            runs[0] += 1
+            return operator(*args, **kwargs)
+
+    return Counted(), runs
+
+
+def test_a_meta_kernel_is_run_once_for_inputs_that_lie_the_same() -> None:
+    import torch
+
+    from slurm_gpumem.tracing.fast import call
+
+    aten = torch.ops.aten
+    rows = torch.empty(4, 6, device="meta")
+    turned = torch.empty(6, 4, device="meta").t()
+    cases: List[Tuple[Any, List[Any]]] = [
+        (aten.sum.dim_IntList, [(rows, [1], True), (turned, [1], True), (rows, [1], False), (rows, [1])]),
+        (aten.pow.Tensor_Scalar, [(rows.int(), 2), (rows.int(), 2.0), (rows, 2)]),
+        (aten.cat.default, [([rows, rows],), ([rows, rows], 1), ([rows],)]),
+        (aten.gt.Scalar, [(rows, 1), (turned, 1)]),
+        (aten.max.dim, [(rows, 1), (rows, 0)]),
+    ]
+    for operator, arguments in cases:
+        counted, runs = _counted(operator)
+        for several in (arguments, arguments):
+            for one in several:
+                made = call(counted, one, {})
+                assert _described(made) == _described(operator(*one)), operator
+        assert runs == [len(arguments)], operator
+        first, second = (call(counted, arguments[0], {}) for _ in range(2))
+        one, other = (x[0] if isinstance(x, tuple) else x for x in (first, second))
+        assert one.untyped_storage()._cdata != other.untyped_storage()._cdata
+
+
+def test_views_writes_and_tensors_with_numbers_are_run_each_time() -> None:
+    import torch
+
+    from slurm_gpumem.tracing.fast import call
+
+    aten = torch.ops.aten
+    rows, numbers = torch.empty(4, 6, device="meta"), torch.arange(6.0)
+    for operator, arguments in (
+        (aten.t.default, (rows,)),
+        (aten.cumsum_.default, (rows, 0)),
+        (aten.sum.default, (numbers,)),
+        (aten.gt.Tensor, (rows, numbers[0])),
+    ):
+        counted, runs = _counted(operator)
+        for _ in range(3):
+            call(counted, arguments, {})
+        assert runs == [3], operator
+    assert call(aten.t.default, (rows,), {}).untyped_storage()._cdata == rows.untyped_storage()._cdata
