@@ -100,13 +100,16 @@ class FastForward:
         usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS or self._is_repeated(key))
         whole = self.whole or self._more_at == self._recorder.cycles - 1
         usual = usual and not (trains and whole) and not _transformed(args, kwargs, module)
+        # Also in evaluation: a model that adapts to each task asks for gradients of its weights there.
+        asked = graph and self.whole
+        usual = usual and not asked
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
             if trains:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
             self.skipped(module, (args, kwargs))
             return self._again(known, (args, kwargs))
-        if growing is not None and known is None and (self._calm() or not trains):
+        if growing is not None and known is None and not asked and (self._calm() or not trains):
             grown = self._growing.answer(growing, self._recorder.peak_bytes)
             if grown is not None:
                 self.skipped(module, (args, kwargs))

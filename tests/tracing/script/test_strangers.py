@@ -258,6 +258,23 @@ for step in range(10):
     del x; torch.cuda.empty_cache()
 """
 
+ADAPTS = """
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(model.parameters())
+def adapted(x):
+    weights = list(model.parameters())
+    loss = model(x).square().mean()
+    return [w - 0.1 * g for w, g in zip(weights, torch.autograd.grad(loss, weights, create_graph=True))]
+for epoch in range(3):
+    model.train()
+    for step in range(6):
+        x = torch.randn(16, 64, device="cuda")
+        F.linear(x, *adapted(x)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    model.eval()
+    for task in range(20):
+        x = torch.randn(24, 64, device="cuda")
+        score = F.linear(x, *adapted(x)).argmax(1)
+"""
+
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
@@ -426,3 +443,8 @@ def test_memory_that_a_script_gives_back_is_not_held_beside_larger_batches(tmp_p
     kept = replay(trace._replace(emptied=())).stats.peak_reserved
     # Of the last batch, 52 MiB each: itself, what the layer makes of it, its gradient; and weights.
     assert replay(trace).stats.peak_reserved < 256 * MIB < kept
+
+
+def test_a_model_that_adapts_to_each_task_of_an_evaluation_has_gradients_there(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, ADAPTS)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
