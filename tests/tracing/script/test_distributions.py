@@ -47,3 +47,22 @@ def test_without_gradients_a_few_of_one_shape_are_checked_and_again_beside_more(
             torch.distributions.Normal(torch.zeros(3), torch.ones(3))
         with pytest.raises(ValueError, match="scale"):
             torch.distributions.Normal(torch.zeros(3), -torch.ones(3))
+
+
+def test_matrices_that_nobody_knows_may_be_symmetric() -> None:
+    """`isclose` begins with what is equal: of that hardly a whole row is, and a distribution would raise."""
+    import torch
+
+    from slurm_gpumem.tracing.autocast import Autocast
+    from slurm_gpumem.tracing.script.script_places import ScriptPlaces
+    from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+    from slurm_gpumem.tracing.script.world import CudaWorld
+    from slurm_gpumem.tracing.values import Guess
+
+    recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
+    with CudaWorld(), recorder:
+        matrices = torch.randn(5000, 4, 4, device="cuda")
+        made = torch.distributions.MultivariateNormal(torch.zeros(5000, 4, device="cuda"), matrices)
+        assert made.rsample().shape == (5000, 4)
+        right = torch.randint(9, (50, 4), device="cuda") == torch.randn(50, 9, 4, device="cuda").argmax(1)
+        assert not right.all(1).any(), "a model is not right in all of a row"
