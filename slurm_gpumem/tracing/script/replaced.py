@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from slurm_gpumem.tracing import recomputed
 from slurm_gpumem.tracing.script import (
+    collated,
     compiled,
     epochs,
     flash_package,
@@ -56,8 +57,17 @@ def install(tracer: Any) -> None:
     _few_searches()
     _few_checks(tracer.recorder)
     parallel.install(tracer)
-    packages = (compiled, epochs, flash_package, longest, quantized, rounds, sharded_models, triton_kernels)
-    for package in packages:
+    for package in (
+        collated,
+        compiled,
+        epochs,
+        flash_package,
+        longest,
+        quantized,
+        rounds,
+        sharded_models,
+        triton_kernels,
+    ):
         package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 

@@ -275,6 +275,26 @@ for epoch in range(3):
         score = F.linear(x, *adapted(x)).argmax(1)
 """
 
+SCALES = """
+import random
+class Pictures(torch.utils.data.Dataset):
+    size, made = 32, 0
+    def __len__(self): return 400
+    def __getitem__(self, at): return {"picture": torch.zeros(3, 96, 96), "name": str(at)}
+    def together(self, samples):
+        self.made += 1
+        if self.made % 10 == 0: self.size = random.choice(range(32, 97, 16))
+        pictures = torch.stack([sample.pop("picture") for sample in samples])
+        return [sample["name"] for sample in samples], F.interpolate(pictures, self.size)
+pictures = Pictures()
+loader = torch.utils.data.DataLoader(pictures, 4, collate_fn=pictures.together, num_workers=2)
+model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for names, x in loader:
+        model(x.cuda()).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
@@ -448,3 +468,12 @@ def test_memory_that_a_script_gives_back_is_not_held_beside_larger_batches(tmp_p
 def test_a_model_that_adapts_to_each_task_of_an_evaluation_has_gradients_there(tmp_path: Path) -> None:
     traced = _traced(tmp_path, ADAPTS)
     assert traced.facts["ended"], traced.facts.get("onward_failure")
+
+
+def test_the_largest_of_sizes_that_a_script_draws_for_its_batches_is_seen(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, SCALES)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
+    numbers = 4 * 3 * 96 * 96
+    assert any(f"the largest that was drawn, {numbers:,} numbers" in note for note in traced.notes)
+    first_convolution = 4 * 64 * 94 * 94 * 4
+    assert traced.facts["peak_bytes"] > 2 * first_convolution
