@@ -295,6 +295,23 @@ for epoch in range(2):
         model(x.cuda()).mean().backward(); optimizer.step(); optimizer.zero_grad()
 """
 
+PRUNES = """
+class Pruned(nn.Module):
+    def __init__(self):
+        super().__init__(); self.first = nn.Conv2d(3, 16, 3); self.second = nn.Conv2d(16, 8, 3)
+    def forward(self, x): return self.second(self.first(x))
+    def prune(self, scores):
+        kept = [at for at, score in enumerate(scores) if score > 5]
+        self.first, self.second = nn.Conv2d(3, len(kept), 3).cuda(), nn.Conv2d(len(kept), 8, 3).cuda()
+model = Pruned().cuda(); x = torch.randn(8, 3, 64, 64, device="cuda")
+for stage in range(2):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(5):
+        loss = model(x).square().mean() + model(x[:0]).sum()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+    model.prune(model.first.weight.abs().sum((1, 2, 3)).tolist())
+"""
+
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
@@ -477,3 +494,9 @@ def test_the_largest_of_sizes_that_a_script_draws_for_its_batches_is_seen(tmp_pa
     assert any(f"the largest that was drawn, {numbers:,} numbers" in note for note in traced.notes)
     first_convolution = 4 * 64 * 94 * 94 * 4
     assert traced.facts["peak_bytes"] > 2 * first_convolution
+
+
+def test_a_network_that_is_pruned_to_nothing_by_values_is_warned_of(tmp_path: Path) -> None:
+    """Nobody knows what filters score: here none is kept, and convolutions have no channels."""
+    warnings = _warnings(tmp_path, PRUNES)
+    assert any("has no channels left" in text for text in warnings), warnings
