@@ -312,6 +312,48 @@ for stage in range(2):
     model.prune(model.first.weight.abs().sum((1, 2, 3)).tolist())
 """
 
+BYTES_CHOOSE = """
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(4096, 64, device="cuda")
+bytes = torch.tensor([1, 0], dtype=torch.uint8).cuda()
+chosen = torch.where(bytes, torch.ones(2).cuda(), torch.zeros(2).cuda())
+assert chosen.tolist() == [1, 0]
+for step in range(5):
+    y = model(x)
+    nothing = (y == 0).prod(-1, keepdim=True, dtype=torch.uint8)
+    torch.where(nothing, torch.zeros(1, device="cuda"), y).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+TRANSFORMS = """
+class Half(nn.Module):
+    def forward(self, sample): return sample / 2
+half = Half()
+class Samples(torch.utils.data.Dataset):
+    def __len__(self): return 200
+    def __getitem__(self, at):
+        sample = half(torch.full((64,), float(at)))
+        assert sample[3] == at / 2, sample
+        return sample
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(10):
+    for x in torch.utils.data.DataLoader(Samples(), 32):
+        model(x.cuda()).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+COUNTING_LOSSES = """
+class Loss(nn.Module):
+    def forward(self, y, labels): return F.cross_entropy(y, labels), (labels > 0).sum().item()
+class Right(nn.Module):
+    def forward(self, y, labels): return (y.argmax(1) == labels).sum().item(), (labels > 0).sum().item()
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loss_of, right_of = Loss(), Right()
+for step in range(60):
+    labels = torch.randint(9, (32,)).cuda()
+    y = model(torch.randn(32, 64, device="cuda"))
+    loss, count = loss_of(y, labels)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    if step % 3: assert right_of(y, labels)[1] == count
+"""
+
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
@@ -500,3 +542,19 @@ def test_a_network_that_is_pruned_to_nothing_by_values_is_warned_of(tmp_path: Pa
     """Nobody knows what filters score: here none is kept, and convolutions have no channels."""
     warnings = _warnings(tmp_path, PRUNES)
     assert any("has no channels left" in text for text in warnings), warnings
+
+
+def test_bytes_choose_between_two_tensors_as_truths_do(tmp_path: Path) -> None:
+    assert _traced(tmp_path, BYTES_CHOOSE).facts["ended"]
+
+
+def test_transforms_of_samples_are_real_and_no_part_of_a_step(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, TRANSFORMS)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
+    warnings = parse(traced.summary.decode(), origin="traced").warnings
+    assert not any("did more than those before" in text for text in warnings)
+
+
+def test_losses_that_count_what_is_in_a_batch_count_each_batch(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, COUNTING_LOSSES)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
