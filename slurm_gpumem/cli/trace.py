@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -20,6 +21,7 @@ from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.script_trace import progress_text, rank_notes, trace_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.submission.job_trace.batch_script import facts_of
+from slurm_gpumem.submission.job_trace.stubs import install_pythons
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.reader import read_summary
@@ -49,12 +51,15 @@ def main(argv: List[str]) -> int:
         of_user=config.trace.at_once_per_user,
         of_machine=config.trace.at_once,
     )
-    with StatusLine() as line:
+    with StatusLine() as line, tempfile.TemporaryDirectory(prefix="gpumem-command-") as folder:
         traced = trace_command(
             command,
             limits,
             gpu=facts_of(gpu, args.gpus),
+            # A shell script may set PYTHONPATH anew, by which its Python is traced.
+            environment=install_pythons(Path(folder), dict(os.environ)),
             progress=lambda state, now: line(progress_text(state, now)),
+            left=folder,
         )
     # Parsed like any other file: the process ran untrusted code, so its output is checked.
     summary = read_summary(traced.summary.decode(errors="replace"))

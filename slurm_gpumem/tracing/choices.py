@@ -231,6 +231,12 @@ def _all(args: Any, kwargs: Any, result: Any) -> None:
             _is_mask(result, 0.0)
 
 
+def _or_more(args: Any, kwargs: Any, result: Any) -> None:
+    """A mask that others are added to (`isclose` does so) is no mask of what is equal any more."""
+    if hasattr(result, _EQUAL):
+        delattr(result, _EQUAL)
+
+
 def _both(args: Any, kwargs: Any, result: Any) -> None:
     one, two = share_of(args[0]), share_of(args[1])
     if one is not None and two is not None:
@@ -326,6 +332,7 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
     put("logical_and bitwise_and", _both, "default", "Tensor")
     put("mul", _both, "Tensor")
     put("logical_or bitwise_or", _either, "default", "Tensor")
+    put("logical_or_ bitwise_or_ __ior__", _or_more)
     put("logical_not bitwise_not", _not, "default")
     put("isnan isinf", _missing, "default")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,10 @@ from slurm_gpumem.tracing.reductions import long_sum
 aten = torch.ops.aten
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
+_NO_CHANNELS = (
+    "{} has no channels left: which ones a script removes depends on values, which a trace does not have. "
+    "What comes after it may need more. Let one run be measured: gpusbatch without --trace"
+)
 
 
 def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -25,6 +29,8 @@ def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     recorder.uses_conv = True
     if last:
         made += copies(recorder, FORWARD, [weight], last)
+    if not weight.numel():
+        recorder.warn_once("no channels", _NO_CHANNELS.format(recorder.places.now() or "a layer"))
     recorder.workspace(0, FORWARD, describe("forward", data, weight, result, args[3:9]))
     for number in reversed(made):
         recorder.drop(number)
@@ -62,7 +68,7 @@ def _convolution_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> A
         recorder.drop(number)
     if result[2] is not None:
         recorder.note(result[2], BACKWARD)
-        if channels_last(gradient):
+        if channels_last(gradient) and gradient.numel():
             # Summed like the rows of a matrix, with channels as its columns.
             rows, channels = gradient.numel() // gradient.shape[1], int(gradient.shape[1])
             recorder.workspace(0, BACKWARD, long_sum(rows, channels, channels))
@@ -80,8 +86,10 @@ def _cuda_depthwise(data: Tensor, weight: Tensor, options: Any, last: bool) -> b
     return not last and not transposed and groups > 1 and groups == data.shape[1]
 
 
-def describe(call: str, data: Tensor, weight: Tensor, output: Tensor, options: Any) -> Convolution:
-    """The request to cuDNN."""
+def describe(call: str, data: Tensor, weight: Tensor, output: Tensor, options: Any) -> Optional[Convolution]:
+    """The request to cuDNN; None where nothing is to be done: no pictures, or no channels."""
+    if not (data.numel() and weight.numel() and output.numel()):
+        return None
     stride, padding, dilation, transposed, _, groups = options
     spatial = data.dim() - 2
     return Convolution(

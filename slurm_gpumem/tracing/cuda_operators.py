@@ -138,6 +138,19 @@ def _batch_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
     return result
 
 
+def _where(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A condition of bytes is made one of truths first, which a meta kernel does not."""
+    condition = args[0]
+    if condition.dtype != torch.uint8 or condition.device.type != "meta":
+        return call(func, args, kwargs)
+    name = func._schema.name
+    made = recorder.take(condition.numel(), name)
+    result = call(func, (torch.empty_like(condition, dtype=torch.bool), *args[1:]), kwargs)
+    recorder.note(result, name)
+    recorder.drop(made)
+    return result
+
+
 def owned_alone(tensor: Tensor) -> bool:
     """Whether only the engine holds a tensor that it passed to an operator."""
     count, shared = tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
@@ -162,6 +175,7 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     aten.index_add.default: _into_zeros,
     aten.index_put.default: _index_put,
     aten.add.Tensor: _add,
+    aten.where.self: _where,
     aten.native_dropout.default: _dropout,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._safe_softmax.default: _safe_softmax,

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 NOT_PLAIN = object()
@@ -255,7 +256,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         return known()
     result = func(*args, **kwargs)
     if key is not None:
-        again = _again(result, func, args)
+        again = _again(result, (args, kwargs))
         if again is not None:
             if len(_KNOWN) >= _MOST_KNOWN:
                 _KNOWN.clear()
@@ -302,13 +303,18 @@ def _described(value: Any, parts: List[Any]) -> bool:
     return value is None or isinstance(value, _NAMES)
 
 
-def _again(result: Any, func: Any, args: Any) -> Optional[Callable[[], Any]]:
-    """Makes such results; None where they are not new dense tensors, each with its own memory."""
+def _again(result: Any, given: Any) -> Optional[Callable[[], Any]]:
+    """Makes such results; None where they are not new dense tensors, each with its own memory.
+
+    Some operators give a view and do not say so: `_unsafe_view`.
+    """
     parts = list(result) if isinstance(result, (tuple, list)) else [result]
     if not parts or not all(one is None or _is_new(one) for one in parts):
         return None
     tensors = [one for one in parts if one is not None]
-    if len({one.untyped_storage()._cdata for one in tensors}) < len(tensors):
+    inputs = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor)]
+    memory = {one.untyped_storage()._cdata for one in (*tensors, *inputs)}
+    if len(memory) < len(tensors) + len({one.untyped_storage()._cdata for one in inputs}):
         return None
     lies = [None if one is None else (one.shape, one.stride(), one.dtype) for one in parts]
 

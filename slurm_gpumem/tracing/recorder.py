@@ -96,6 +96,11 @@ class Recorder(TorchDispatchMode):
         self._live: Dict[int, Tuple[int, Any]] = {}
         self._handles: Dict[str, bool] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked by newer PyTorch, whose wrapper of each operator would take a fifth of the time."""
+        return False
+
     # -- Phases ----------------------------------------------------------------------------------
 
     def enter(self, phase: str, step: int) -> None:
@@ -254,11 +259,6 @@ class Recorder(TorchDispatchMode):
         )
 
     # -- Operators -------------------------------------------------------------------------------
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """PyTorch's wrapper of the next method costs more than many an operator, and nothing is compiled."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator and note what it allocates."""

@@ -318,6 +318,7 @@ FOLLOWED = {
     aten.split_with_sizes.default,
     aten._pack_padded_sequence.default,
     aten.add.Tensor,
+    aten.where.self,
     aten.sort.default,
     aten.sort.stable,
     aten.sum.default,

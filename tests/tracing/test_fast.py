@@ -156,6 +156,7 @@ def test_views_writes_and_tensors_with_numbers_are_run_each_time() -> None:
     rows, numbers = torch.empty(4, 6, device="meta"), torch.arange(6.0)
     for operator, arguments in (
         (aten.t.default, (rows,)),
+        (aten._unsafe_view.default, (rows, [24])),
         (aten.cumsum_.default, (rows, 0)),
         (aten.sum.default, (numbers,)),
         (aten.gt.Tensor, (rows, numbers[0])),

@@ -36,24 +36,31 @@ exit 127"""
 
 def install(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
     """Write the programs below `folder`; the environment in which they are found first."""
-    programs = folder / _FOLDER
-    programs.mkdir()
-    for name in ANSWERS:
-        _program(programs / name, f'exec {_call(name)} "$@"')
-    for name in _PYTHONS:
-        _program(programs / name, _NEXT_ON_PATH.format(name=name, programs=shlex.quote(str(programs))))
-    startup = folder / "bash_env"
-    startup.write_text(_bash_startup(str(programs), environ.get("BASH_ENV", "")), encoding="utf-8")
+    answers = {name: f'{_call(name)} "$@"' for name in ANSWERS}
     nowhere = folder / "slurm.conf"
     nowhere.write_text(
         "# While a script is traced, Slurm's own programs find no cluster.\n", encoding="ascii"
     )
-    return {
-        **environ,
-        "PATH": f"{programs}{os.pathsep}{environ.get('PATH', os.defpath)}",
-        "BASH_ENV": str(startup),
-        "SLURM_CONF": str(nowhere),
-    }
+    return {**_found_first(folder, environ, answers), "SLURM_CONF": str(nowhere)}
+
+
+def install_pythons(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
+    """The same for a command that is no batch job: only Python, and what starts it."""
+    return _found_first(folder, environ, {})
+
+
+def _found_first(folder: Path, environ: Dict[str, str], answers: Dict[str, str]) -> Dict[str, str]:
+    programs = folder / _FOLDER
+    programs.mkdir()
+    for name, call in answers.items():
+        _program(programs / name, f"exec {call}")
+    for name in _PYTHONS:
+        _program(programs / name, _NEXT_ON_PATH.format(name=name, programs=shlex.quote(str(programs))))
+    startup = folder / "bash_env"
+    text = _bash_startup(str(programs), environ.get("BASH_ENV", ""), answers)
+    startup.write_text(text, encoding="utf-8")
+    path = f"{programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    return {**environ, "PATH": path, "BASH_ENV": str(startup)}
 
 
 def _program(path: Path, body: str) -> None:
@@ -65,12 +72,12 @@ def _call(name: str) -> str:
     return f"{shlex.quote(sys.executable)} -I {shlex.quote(_PROGRAM)} {name}"
 
 
-def _bash_startup(programs: str, users_own: str) -> str:
+def _bash_startup(programs: str, users_own: str, answers: Dict[str, str]) -> str:
     """What every bash of the script reads first: the user's own file, our functions, our folder in front."""
     quoted = shlex.quote(programs)
     lines = [f"[ -r {shlex.quote(users_own)} ] && . {shlex.quote(users_own)}"] if users_own else []
-    for name in ANSWERS:
-        lines += [f'{name}() {{ {_call(name)} "$@"; }}', f"export -f {name}"]
+    for name, call in answers.items():
+        lines += [f"{name}() {{ {call}; }}", f"export -f {name}"]
     for name in _PYTHONS:
         lines += [f'{name}() {{ sh {quoted}/{name} "$@"; }}', f"export -f {name}"]
     # Before each command, since `exec srun` and `timeout 1h srun` look for programs, not for functions.

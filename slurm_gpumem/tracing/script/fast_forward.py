@@ -111,13 +111,16 @@ class FastForward:
         usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS or self._is_repeated(key))
         whole = self.whole or self._more_at == self._recorder.cycles - 1
         usual = usual and not (trains and whole) and not _transformed(args, kwargs, module)
+        # Also in evaluation: a model that adapts to each task asks for gradients of its weights there.
+        asked = graph and self.whole
+        usual = usual and not asked
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
             if trains:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
             self.skipped(module, given)
             return self._again(known, given)
-        if growing is not None and known is None and (self._calm() or not trains):
+        if growing is not None and known is None and not asked and (self._calm() or not trains):
             grown = self._growing.answer(growing, self._recorder.peak_bytes)
             if grown is not None:
                 self.skipped(module, given)
@@ -133,6 +136,12 @@ class FastForward:
         self._completed.add(module, given)
         leaves, spec = pytree.tree_flatten(answer)
         kept = kept_by(module)
+        if _has_no_weights(module) and (
+            (len(blocks) == before and _is_of_the_cpu((args, kwargs, answer)))
+            or any(type(leaf) in (int, float) for leaf in leaves)
+        ):
+            # A transform of samples, or a loss that counts: numbers are real, and no step is shorter without.
+            return answer
         if key is not None and all(_has_no_state(leaf) for leaf in leaves) and kept is not None:
             seen: Dict[int, Leaf] = {}
             left = [(weakref.ref(part), name, kept_of(value, seen)) for part, name, value in kept]
@@ -258,6 +267,16 @@ def _learns(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
+def _has_no_weights(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is None
+
+
+def _is_of_the_cpu(values: Any) -> bool:
+    """Whether neither what a module was given nor its answer is on the GPU."""
+    with torch._C.DisableTorchFunction():
+        return all(tensor.device.type != "meta" for tensor in tensors_in(values))
+
+
 def _is_tensor(description: Tuple[Any, ...]) -> bool:
     """Whether this is how `described` describes a tensor."""
     return isinstance(description[0], tuple)
@@ -277,4 +296,4 @@ def _has_no_state(leaf: Any) -> bool:
 def _transforms(module: nn.Module) -> bool:
     """Whether a module is no model: it learns nothing, and nobody watches it."""
     hooks = module._forward_hooks or module._forward_pre_hooks
-    return not hooks and next(module.parameters(), None) is None
+    return not hooks and _has_no_weights(module)

@@ -6,6 +6,7 @@ What is installed here stays until the process ends.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import threading
@@ -109,6 +110,9 @@ class Tracer:
 
     def install(self) -> None:
         """Put all of it into force."""
+        if hasattr(torch, "compile"):
+            # By the first optimizer at the latest: before a script has put something in Triton's place.
+            importlib.import_module("torch._dynamo")
         torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1") or 1)))
         recorder = self.recorder
         recorder.enter("setup", 0)

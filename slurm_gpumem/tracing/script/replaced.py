@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from slurm_gpumem.tracing import recomputed
 from slurm_gpumem.tracing.script import (
+    collated,
     compiled,
     epochs,
     flash_package,
@@ -34,6 +35,10 @@ _LARGE = 1 << 18
 """Elements of a weight from which its random numbers are left out: nobody looks at them."""
 _BEYOND = 2
 """Iterations of L-BFGS that are run when its history is full: it drops the oldest direction."""
+_SEEN_CHECKS = 4
+"""Of distributions of one kind and shape that are run before the rest is left out ..."""
+_MORE = 1.25
+"""... until this much more is in memory."""
 _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
           "kaiming_normal_", "orthogonal_", "sparse_", "eye_", "dirac_")  # fmt: skip
 
@@ -50,9 +55,19 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     _few_searches()
+    _few_checks(tracer.recorder)
     parallel.install(tracer)
-    packages = (compiled, epochs, flash_package, longest, quantized, rounds, sharded_models, triton_kernels)
-    for package in packages:
+    for package in (
+        collated,
+        compiled,
+        epochs,
+        flash_package,
+        longest,
+        quantized,
+        rounds,
+        sharded_models,
+        triton_kernels,
+    ):
         package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
@@ -72,6 +87,29 @@ def _few_searches() -> None:
             group["max_iter"] = asked
 
     torch.optim.LBFGS.step = step  # type: ignore[method-assign]
+
+
+def _few_checks(recorder: Any) -> None:
+    """Distributions check their parameters and samples. Without gradients, as in thousands of steps of a
+    rollout, they do so only beside clearly more than before: a rollout keeps its steps."""
+    kind: Any = torch.distributions.Distribution
+    real: Callable[..., Any] = kind.__init__
+    checked: Dict[Any, Tuple[int, int]] = {}
+    """How often those of one kind and shape were checked, and beside how many bytes at most."""
+
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        on_gpu = any(isinstance(one, torch.Tensor) and one.is_cuda for one in vars(self).values())
+        if on_gpu and not torch.is_grad_enabled():
+            key = (type(self), *map(str, args))
+            times, beside = checked.get(key, (0, 0))
+            if times >= _SEEN_CHECKS and recorder.live_bytes <= beside * _MORE:
+                kwargs["validate_args"] = False
+            else:
+                checked[key] = times + 1, max(beside, recorder.live_bytes)
+        real(self, *args, **kwargs)
+
+    kind.__init__ = init
 
 
 def _no_graphs(module: Any) -> None:

@@ -269,6 +269,102 @@ for step in range(10):
     del x; torch.cuda.empty_cache()
 """
 
+ADAPTS = """
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(model.parameters())
+def adapted(x):
+    weights = list(model.parameters())
+    loss = model(x).square().mean()
+    return [w - 0.1 * g for w, g in zip(weights, torch.autograd.grad(loss, weights, create_graph=True))]
+for epoch in range(3):
+    model.train()
+    for step in range(6):
+        x = torch.randn(16, 64, device="cuda")
+        F.linear(x, *adapted(x)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+    model.eval()
+    for task in range(20):
+        x = torch.randn(24, 64, device="cuda")
+        score = F.linear(x, *adapted(x)).argmax(1)
+"""
+
+SCALES = """
+import random
+class Pictures(torch.utils.data.Dataset):
+    size, made = 32, 0
+    def __len__(self): return 400
+    def __getitem__(self, at): return {"picture": torch.zeros(3, 96, 96), "name": str(at)}
+    def together(self, samples):
+        self.made += 1
+        if self.made % 10 == 0: self.size = random.choice(range(32, 97, 16))
+        pictures = torch.stack([sample.pop("picture") for sample in samples])
+        return [sample["name"] for sample in samples], F.interpolate(pictures, self.size)
+pictures = Pictures()
+loader = torch.utils.data.DataLoader(pictures, 4, collate_fn=pictures.together, num_workers=2)
+model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(2):
+    for names, x in loader:
+        model(x.cuda()).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+PRUNES = """
+class Pruned(nn.Module):
+    def __init__(self):
+        super().__init__(); self.first = nn.Conv2d(3, 16, 3); self.second = nn.Conv2d(16, 8, 3)
+    def forward(self, x): return self.second(self.first(x))
+    def prune(self, scores):
+        kept = [at for at, score in enumerate(scores) if score > 5]
+        self.first, self.second = nn.Conv2d(3, len(kept), 3).cuda(), nn.Conv2d(len(kept), 8, 3).cuda()
+model = Pruned().cuda(); x = torch.randn(8, 3, 64, 64, device="cuda")
+for stage in range(2):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(5):
+        loss = model(x).square().mean() + model(x[:0]).sum()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+    model.prune(model.first.weight.abs().sum((1, 2, 3)).tolist())
+"""
+
+BYTES_CHOOSE = """
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(4096, 64, device="cuda")
+bytes = torch.tensor([1, 0], dtype=torch.uint8).cuda()
+chosen = torch.where(bytes, torch.ones(2).cuda(), torch.zeros(2).cuda())
+assert chosen.tolist() == [1, 0]
+for step in range(5):
+    y = model(x)
+    nothing = (y == 0).prod(-1, keepdim=True, dtype=torch.uint8)
+    torch.where(nothing, torch.zeros(1, device="cuda"), y).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+TRANSFORMS = """
+class Half(nn.Module):
+    def forward(self, sample): return sample / 2
+half = Half()
+class Samples(torch.utils.data.Dataset):
+    def __len__(self): return 200
+    def __getitem__(self, at):
+        sample = half(torch.full((64,), float(at)))
+        assert sample[3] == at / 2, sample
+        return sample
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(10):
+    for x in torch.utils.data.DataLoader(Samples(), 32):
+        model(x.cuda()).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+COUNTING_LOSSES = """
+class Loss(nn.Module):
+    def forward(self, y, labels): return F.cross_entropy(y, labels), (labels > 0).sum().item()
+class Right(nn.Module):
+    def forward(self, y, labels): return (y.argmax(1) == labels).sum().item(), (labels > 0).sum().item()
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loss_of, right_of = Loss(), Right()
+for step in range(60):
+    labels = torch.randint(9, (32,)).cuda()
+    y = model(torch.randn(32, 64, device="cuda"))
+    loss, count = loss_of(y, labels)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    if step % 3: assert right_of(y, labels)[1] == count
+"""
+
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
     (folder / "train.py").write_text(HEAD + text)
@@ -448,3 +544,39 @@ def test_memory_that_a_script_gives_back_is_not_held_beside_larger_batches(tmp_p
     kept = replay(trace._replace(emptied=())).stats.peak_reserved
     # Of the last batch, 52 MiB each: itself, what the layer makes of it, its gradient; and weights.
     assert replay(trace).stats.peak_reserved < 256 * MIB < kept
+
+
+def test_a_model_that_adapts_to_each_task_of_an_evaluation_has_gradients_there(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, ADAPTS)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
+
+
+def test_the_largest_of_sizes_that_a_script_draws_for_its_batches_is_seen(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, SCALES)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
+    numbers = 4 * 3 * 96 * 96
+    assert any(f"the largest that was drawn, {numbers:,} numbers" in note for note in traced.notes)
+    first_convolution = 4 * 64 * 94 * 94 * 4
+    assert traced.facts["peak_bytes"] > 2 * first_convolution
+
+
+def test_a_network_that_is_pruned_to_nothing_by_values_is_warned_of(tmp_path: Path) -> None:
+    """Nobody knows what filters score: here none is kept, and convolutions have no channels."""
+    warnings = _warnings(tmp_path, PRUNES)
+    assert any("has no channels left" in text for text in warnings), warnings
+
+
+def test_bytes_choose_between_two_tensors_as_truths_do(tmp_path: Path) -> None:
+    assert _traced(tmp_path, BYTES_CHOOSE).facts["ended"]
+
+
+def test_transforms_of_samples_are_real_and_no_part_of_a_step(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, TRANSFORMS)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
+    warnings = parse(traced.summary.decode(), origin="traced").warnings
+    assert not any("did more than those before" in text for text in warnings)
+
+
+def test_losses_that_count_what_is_in_a_batch_count_each_batch(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, COUNTING_LOSSES)
+    assert traced.facts["ended"], traced.facts.get("onward_failure")
