@@ -55,6 +55,16 @@ for step in range(24):
     x = torch.randn(64, 64, device="cuda")
     model(x, CHOICE).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+COPIED = """
+P = nn.parallel; model = nn.Linear(512, 4096).cuda(); optimizer = torch.optim.Adam(model.parameters())
+for step in range(5):
+    copies = P.replicate(model, devices=[0]); parts = P.scatter(torch.randn(1024, 512), target_gpus=[0])
+    found = P.parallel_apply(copies, [(part,) for part in parts])
+    out = P.gather(found, target_device=0)
+    assert len(copies) == 1 and out.is_cuda and out.shape == (1024, 4096) and parts[0].is_cuda
+    P.gather([out.mean()], target_device=0).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
 GRAPHS = """
 model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -344,6 +354,13 @@ def test_lengths_on_the_gpu_are_the_known_ones_or_the_longest(
 def test_experts_that_a_checkpoint_computes_again_have_as_many_rows_as_before(tmp_path: Path) -> None:
     facts = _traced(tmp_path, EXPERTS).facts
     assert facts["ended"], facts
+
+
+def test_models_are_copied_to_the_only_gpu_as_to_several(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, COPIED).facts
+    assert facts["ended"], facts
+    # Weights, their moments and gradients; what the output lies in, what it is gathered in, and its gradient.
+    assert facts["peak_bytes"] > 4 * 512 * 4096 * 4 + 3 * 1024 * 4096 * 4
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
