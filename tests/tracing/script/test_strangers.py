@@ -65,6 +65,21 @@ for step in range(20):
 answer = model(x)
 plotted = model(x[:2048])
 """
+CACHES = """
+class Points(torch.utils.data.Dataset):
+    def __init__(self): self.cache = {}
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        assert index not in self.cache  # it was written in a worker, which is gone
+        self.cache[index] = True
+        return torch.zeros(64)
+whole = Points(); parts = torch.utils.data.Subset(whole, range(64))
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(4):
+    for data in (whole, parts, torch.utils.data.ConcatDataset([parts])):
+        for x in torch.utils.data.DataLoader(data, 8, num_workers=WORKERS):
+            model(x.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 WRITES = """
 class Writer(nn.Module):
     def __init__(self):
@@ -389,6 +404,12 @@ def test_of_a_text_that_is_written_token_by_token_few_are_run_unless_they_count(
     if rows > 1:
         # The last token's 20 layers, with their sums.
         assert facts["peak_bytes"] > 2 * 20 * 256 * 200 * 64 * 4
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_what_a_data_set_keeps_in_a_worker_is_gone_after_the_epoch(tmp_path: Path, workers: int) -> None:
+    facts = _traced(tmp_path, CACHES.replace("WORKERS", str(workers))).facts
+    assert facts["ended"] == (workers > 0)
 
 
 def test_one_hot_of_labels_that_nobody_knows_says_how_to_name_the_classes(tmp_path: Path) -> None:
