@@ -252,6 +252,7 @@ def _checkpoints(tracer: Any) -> None:
             return None  # the weights are made up: the file is as good as it was, and takes time to write
         if path:
             written.add(path)
+            tracer.unwritten.wrote(path)
         return real(obj, f, *args, **kwargs)
 
     torch.save = save

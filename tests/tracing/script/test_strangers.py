@@ -80,6 +80,34 @@ for epoch in range(4):
         for x in torch.utils.data.DataLoader(data, 8, num_workers=WORKERS):
             model(x.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+LABELS = """
+import os
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self): return 2000
+    def __getitem__(self, index): return torch.zeros(64), index
+class Labelled(Pictures):
+    def __getitem__(self, index): return torch.zeros(64), len(open(f"labels/{index}.txt").read())
+def train(data, size):
+    for x, _ in torch.utils.data.DataLoader(data, size):
+        model(x.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+train(Pictures(), 8)
+os.mkdir("labels")
+with torch.no_grad():
+    for x, index in torch.utils.data.DataLoader(Pictures(), 1):
+        with open(f"labels/{index.item()}.txt", "w") as file: file.write(str(model(x.cuda()).cpu().sum()))
+train(Labelled(), 500)
+"""
+AVERAGED = """
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.zeros(8, 64, device="cuda")
+for epoch in range(100_000):
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    torch.save(model.state_dict(), f"{epoch}.pt")
+last = [torch.load(f"{epoch}.pt") for epoch in range(99_990, 100_000)]
+assert not __import__("os").path.exists("another.pt")
+model(torch.zeros(1 << 20, 64, device="cuda"))
+"""
 WRITES = """
 class Writer(nn.Module):
     def __init__(self):
@@ -410,6 +438,17 @@ def test_of_a_text_that_is_written_token_by_token_few_are_run_unless_they_count(
 def test_what_a_data_set_keeps_in_a_worker_is_gone_after_the_epoch(tmp_path: Path, workers: int) -> None:
     facts = _traced(tmp_path, CACHES.replace("WORKERS", str(workers))).facts
     assert facts["ended"] == (workers > 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "least"), [(LABELS, 500 * 64 * 4), (AVERAGED, (1 << 20) * 64 * 4)], ids=["labels", "averaged"]
+)
+def test_files_of_rounds_that_were_left_out_do_not_stop_what_reads_them(
+    tmp_path: Path, text: str, least: int
+) -> None:
+    facts = _traced(tmp_path, text, 4.0).facts
+    assert facts["ended"]
+    assert facts["peak_bytes"] > least
 
 
 def test_one_hot_of_labels_that_nobody_knows_says_how_to_name_the_classes(tmp_path: Path) -> None:
