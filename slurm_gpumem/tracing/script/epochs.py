@@ -69,6 +69,8 @@ def install(tracer: Any) -> None:
         given, before = getattr(self, "_gpumem_given", 0), all_given.get(id(self._dataset), 0)
         number = getattr(self, "_gpumem_number", 0)
         tracer.rounds.jumped, left_out = None, 0
+        if not given:
+            self._gpumem_written = tracer.unwritten.count
         # One more batch of data that was looped over before: an epoch without any is an error to some.
         least = _LEAST_BATCHES if before - given < _LEAST_BATCHES else 1
         loop = None if looping is None else loops.loop_over(looping)
@@ -79,6 +81,8 @@ def install(tracer: Any) -> None:
         if given >= least and tracer.fast_forward() and _may_end(asking):
             in_all = batches_of(self)
             left = in_all - number
+            if left > 1 or not in_all:
+                tracer.unwritten.left_out(self._gpumem_written)
             trainer = trainers.asking(asking, unknown)
             if trainer is not None and not in_all and not trainer.knows_its_end:
                 trainer = None  # nobody knows how long an epoch is

@@ -35,6 +35,7 @@ from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.script.summary import name_parameters, summary_of
+from slurm_gpumem.tracing.script.unwritten import Unwritten
 from slurm_gpumem.tracing.script.world import CudaWorld, install_answers
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
@@ -100,6 +101,7 @@ class Tracer:
         self.steps.skipped = self._skipped
         self.steps.many_shapes = lambda: self.skips.varies
         self.steps.of_weights = self._run_whole
+        self.unwritten = Unwritten(self.recorder)
         self.rounds = Rounds(self)
         self.steps.after_cycle = self.rounds.stepped
         self.inference = Inference(self.recorder, self.steps, deadline, min(onward_s, _CALM_S))
@@ -126,6 +128,7 @@ class Tracer:
         self.steps.install()
         self.skips.install()
         self.generation.install()
+        self.unwritten.install()
         self._in_every_thread()
         self.world.__enter__()
         recorder.__enter__()

@@ -15,6 +15,7 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 from slurm_gpumem.text import count
 from slurm_gpumem.tracing.script.epochs import batches_of
+from slurm_gpumem.tracing.script.workers import copied
 
 _MOST_S = 4.0
 _FIELD = "input_ids"
@@ -56,9 +57,10 @@ def install(tracer: Any) -> None:
 
 def _of_loader(loader: Any, wanted: int) -> Optional[_Longest]:
     """A loader's longest texts or other items; None where it has none that are longer."""
-    longest = _longest(loader._dataset, wanted, _tokens)
+    dataset = copied(loader._dataset)  # the script itself does not look
+    longest = _longest(dataset, wanted, _tokens)
     if longest is None and _puts_together(loader):
-        longest = _longest(loader._dataset, wanted, _numbers)
+        longest = _longest(dataset, wanted, _numbers)
     return longest
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.summaries.trace_types import BUCKET, BUCKET_CAP, ddp_buckets
-from slurm_gpumem.tracing.script import launchers, process_group
+from slurm_gpumem.tracing.script import between_gpus, launchers, process_group
 from slurm_gpumem.tracing.script.process_group import Nccl
 from slurm_gpumem.tracing.script.world import Nothing
 
@@ -22,6 +22,7 @@ _REBUILT_IN = 2
 def install(tracer: Any) -> None:
     """Replace them, for the rest of the process's life."""
     launchers.install(tracer)
+    between_gpus.install()
     if not process_group.install(tracer):
         return
     from torch.nn import parallel

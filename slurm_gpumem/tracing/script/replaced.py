@@ -10,9 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _pytree as pytree
 from torch.utils._contextlib import _DecoratorContextManager
-from torch.utils.data import DataLoader, default_collate
 
 from slurm_gpumem.tracing import recomputed
 from slurm_gpumem.tracing.script import (
@@ -26,6 +24,7 @@ from slurm_gpumem.tracing.script import (
     rounds,
     sharded_models,
     triton_kernels,
+    workers,
 )
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.world import CUDA, is_cuda, plain
@@ -48,7 +47,7 @@ def install(tracer: Any) -> None:
     _inference_as_no_grad()
     _keep_parameters()
     _flat_recurrent_weights()
-    _no_workers()
+    workers.install()
     _scripted_where_possible()
     _no_large_numbers()
     _cuda_in_backward(tracer.world)
@@ -227,43 +226,6 @@ def _flat_recurrent_weights() -> None:
     nn.RNNBase.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
 
 
-def _no_workers() -> None:
-    """Batches are loaded in the process itself; epochs end early when training has nothing new to show."""
-    real: Callable[..., None] = DataLoader.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.gpumem_workers = int((args[5] if len(args) > 5 else kwargs.get("num_workers")) or 0)
-        if len(args) > 5:
-            args = (*args[:5], 0, *args[6:])
-        for name, value in (("num_workers", 0), ("pin_memory", False), ("persistent_workers", False)):
-            if name in kwargs:
-                kwargs[name] = value
-        for name in ("prefetch_factor", "multiprocessing_context", "pin_memory_device", "timeout"):
-            kwargs.pop(name, None)
-        real(self, *args, **kwargs)
-
-    DataLoader.__init__ = init  # type: ignore[method-assign]
-    begin = DataLoader._get_iterator
-
-    def iterator(self: Any) -> Any:
-        found: Any = begin(self)
-        fetcher = getattr(found, "_dataset_fetcher", None)
-        if (
-            getattr(self, "gpumem_workers", 0)
-            and fetcher is not None
-            and fetcher.collate_fn is default_collate
-        ):
-            fetcher.collate_fn = _collate_as_a_worker
-        return found
-
-    DataLoader._get_iterator = iterator  # type: ignore[method-assign]
-
-
-def _collate_as_a_worker(batch: Any) -> Any:
-    """A worker stacks samples into shared memory, in order; elsewhere a stack lies as its samples do."""
-    return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, default_collate(batch))
-
-
 def _scripted_where_possible() -> None:
     """`torch.jit.script` cannot compile what calls a function that is replaced here: that runs as it is."""
     real: Any = torch.jit.script
@@ -328,6 +290,7 @@ def _checkpoints(tracer: Any) -> None:
             return None  # the weights are made up: the file is as good as it was, and takes time to write
         if path:
             written.add(path)
+            tracer.unwritten.wrote(path)
         return real(obj, f, *args, **kwargs)
 
     torch.save = save

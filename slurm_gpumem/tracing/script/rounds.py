@@ -119,7 +119,7 @@ class Rounds:
             yield from values
             return
         steps = self._tracer.steps
-        place = (loop.path, loop.node.lineno)
+        place, written = (loop.path, loop.node.lineno), self._tracer.unwritten.count
         running = Running(self, self._tracer, loop, len(values), self._before.get(place, False))
         self.running.append(running)
         try:
@@ -131,7 +131,10 @@ class Rounds:
                     continue
                 value = counters.Counted(values[running.at], values.step)
                 # No frame in a variable of ours: it would keep the script's tensors until the next round.
-                running.at += running.following(sys._getframe(1), dict.fromkeys(loop.variables, value))
+                onward = running.following(sys._getframe(1), dict.fromkeys(loop.variables, value))
+                if onward > 1:
+                    self._tracer.unwritten.left_out(written)
+                running.at += onward
         finally:
             self.running.remove(running)
             if place not in self._before:

@@ -398,6 +398,7 @@ def answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> Iterator[Tuple[A
         for name, answer in _of_memory(memory).items():
             yield accelerator, name, answer
         yield accelerator, "current_stream", _answering(Nothing())
+        yield accelerator, "device_index", Nothing
     nvtx = sys.modules.get("torch.cuda.nvtx")
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         if nvtx is not None:

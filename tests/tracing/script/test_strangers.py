@@ -55,6 +55,16 @@ for step in range(24):
     x = torch.randn(64, 64, device="cuda")
     model(x, CHOICE).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+COPIED = """
+P = nn.parallel; model = nn.Linear(512, 4096).cuda(); optimizer = torch.optim.Adam(model.parameters())
+for step in range(5):
+    copies = P.replicate(model, devices=[0]); parts = P.scatter(torch.randn(1024, 512), target_gpus=[0])
+    found = P.parallel_apply(copies, [(part,) for part in parts])
+    out = P.gather(found, target_device=0)
+    assert len(copies) == 1 and out.is_cuda and out.shape == (1024, 4096) and parts[0].is_cuda
+    P.gather([out.mean()], target_device=0).sum().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
 GRAPHS = """
 model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -64,6 +74,49 @@ for step in range(20):
     model.eval(); score = model(x).sum().item()
 answer = model(x)
 plotted = model(x[:2048])
+"""
+CACHES = """
+class Points(torch.utils.data.Dataset):
+    def __init__(self): self.cache = {}
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        assert index not in self.cache  # it was written in a worker, which is gone
+        self.cache[index] = True
+        return torch.zeros(64)
+whole = Points(); parts = torch.utils.data.Subset(whole, range(64))
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(4):
+    for data in (whole, parts, torch.utils.data.ConcatDataset([parts])):
+        for x in torch.utils.data.DataLoader(data, 8, num_workers=WORKERS):
+            model(x.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+LABELS = """
+import os
+class Pictures(torch.utils.data.Dataset):
+    def __len__(self): return 2000
+    def __getitem__(self, index): return torch.zeros(64), index
+class Labelled(Pictures):
+    def __getitem__(self, index): return torch.zeros(64), len(open(f"labels/{index}.txt").read())
+def train(data, size):
+    for x, _ in torch.utils.data.DataLoader(data, size):
+        model(x.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+train(Pictures(), 8)
+os.mkdir("labels")
+with torch.no_grad():
+    for x, index in torch.utils.data.DataLoader(Pictures(), 1):
+        with open(f"labels/{index.item()}.txt", "w") as file: file.write(str(model(x.cuda()).cpu().sum()))
+train(Labelled(), 500)
+"""
+AVERAGED = """
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.zeros(8, 64, device="cuda")
+for epoch in range(100_000):
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    torch.save(model.state_dict(), f"{epoch}.pt")
+last = [torch.load(f"{epoch}.pt") for epoch in range(99_990, 100_000)]
+assert not __import__("os").path.exists("another.pt")
+model(torch.zeros(1 << 20, 64, device="cuda"))
 """
 WRITES = """
 class Writer(nn.Module):
@@ -442,6 +495,13 @@ def test_experts_that_a_checkpoint_computes_again_have_as_many_rows_as_before(tm
     assert facts["ended"], facts
 
 
+def test_models_are_copied_to_the_only_gpu_as_to_several(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, COPIED).facts
+    assert facts["ended"], facts
+    # Weights, their moments and gradients; what the output lies in, what it is gathered in, and its gradient.
+    assert facts["peak_bytes"] > 4 * 512 * 4096 * 4 + 3 * 1024 * 4096 * 4
+
+
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
     assert _traced(tmp_path, BYTES).facts["cycles"] >= 3
 
@@ -485,6 +545,23 @@ def test_of_a_text_that_is_written_token_by_token_few_are_run_unless_they_count(
     if rows > 1:
         # The last token's 20 layers, with their sums.
         assert facts["peak_bytes"] > 2 * 20 * 256 * 200 * 64 * 4
+
+
+@pytest.mark.parametrize("workers", [2, 0])
+def test_what_a_data_set_keeps_in_a_worker_is_gone_after_the_epoch(tmp_path: Path, workers: int) -> None:
+    facts = _traced(tmp_path, CACHES.replace("WORKERS", str(workers))).facts
+    assert facts["ended"] == (workers > 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "least"), [(LABELS, 500 * 64 * 4), (AVERAGED, (1 << 20) * 64 * 4)], ids=["labels", "averaged"]
+)
+def test_files_of_rounds_that_were_left_out_do_not_stop_what_reads_them(
+    tmp_path: Path, text: str, least: int
+) -> None:
+    facts = _traced(tmp_path, text, 4.0).facts
+    assert facts["ended"]
+    assert facts["peak_bytes"] > least
 
 
 def test_one_hot_of_labels_that_nobody_knows_says_how_to_name_the_classes(tmp_path: Path) -> None:
