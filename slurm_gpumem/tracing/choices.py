@@ -107,6 +107,8 @@ def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any, shares: Une
         rule(args, kwargs, result)
     elif func in _SUMS:
         _sum(args[0], result, shares)
+    elif func in _MEANS:
+        _mean(args[0], result)
 
 
 def mark_index(result: Any, choices: int) -> None:
@@ -274,6 +276,18 @@ def _sum(mask: Any, result: Any, shares: Uneven) -> None:
     give(result, torch.tensor(count, dtype=result.dtype).view(result.shape))
 
 
+def _mean(mask: Any, result: Any) -> None:
+    """The share that holds; half of a mask that compares two tensors, as in sums."""
+    share = share_of(mask)
+    if value_of(result) is not None or not small(result) or not mask.numel():
+        return
+    if share is None and hasattr(mask, _EQUAL):
+        share = 0.5
+        setattr(result, MADE_UP, True)
+    if share is not None:
+        give(result, torch.full(result.shape, share, dtype=result.dtype))
+
+
 def _missing(args: Any, kwargs: Any, result: Any) -> None:
     """`isnan`, `isinf`: training goes well."""
     _is_mask(result, 0.0)
@@ -341,3 +355,4 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
 _RULES = _rules()
 _SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default,
          aten.count_nonzero.dim_IntList}  # fmt: skip
+_MEANS = {aten.mean.default, aten.mean.dim}

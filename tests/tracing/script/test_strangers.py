@@ -299,7 +299,7 @@ SCORE = """
 model = nn.Linear(64, 8).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 x = torch.randn(32, 64, device="cuda"); labels = torch.randint(2, (32, 8)).cuda()
 found = torch.where(model(x) > 0, 1, 0)
-right = (SCORED).cpu().numpy() / 32
+right = SCORED
 steps = 0
 while True:
     model(x).sum().backward(); optimizer.step(); optimizer.zero_grad(); steps += 1
@@ -591,7 +591,15 @@ def test_a_number_drawn_for_each_batch_that_decides_how_large_answers_are_is_a_s
     assert summary.trace.varied == drawn
 
 
-@pytest.mark.parametrize("scored", ["(found == labels).all(1).sum()", "(found == labels).sum() / 8"])
+@pytest.mark.parametrize(
+    "scored",
+    [
+        "(found == labels).all(1).sum().cpu().numpy() / 32",
+        "(found == labels).sum().cpu().numpy() / 256",
+        "(found == labels).float().mean().item()",
+        "(model(x).argmax(1) == labels[:, 0]).float().mean().cpu().numpy()",
+    ],
+)
 def test_a_model_is_not_taken_to_be_right_in_all_so_that_training_ends(tmp_path: Path, scored: str) -> None:
     facts = _traced(tmp_path, SCORE.replace("SCORED", scored)).facts
     assert facts["ended"]
@@ -599,7 +607,7 @@ def test_a_model_is_not_taken_to_be_right_in_all_so_that_training_ends(tmp_path:
 
 
 def test_a_script_that_ends_itself_at_once_is_warned_of(tmp_path: Path) -> None:
-    right = SCORE.replace("SCORED).cpu().numpy() / 32", "model(x).detach().mean()).cpu().numpy()")
+    right = SCORE.replace("SCORED", "model(x).detach().mean().cpu().numpy()")
     assert "ended itself after 1 step of training" in " ".join(_warnings(tmp_path, right))
     assert not _warnings(tmp_path, right.replace("right >= 1 or ", ""))
 
