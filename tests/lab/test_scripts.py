@@ -19,11 +19,10 @@ from lab.scripts.lists import HERE, LISTS, Prepared, Script, load_list
 from slurm_gpumem.errors import UsageError
 
 HALVES = [(name, f"{name}-blind") for name in ("third", "fourth", "fifth")]
-OWN = {
-    name.partition("/")[0]
-    for path in SCRIPT_ROWS.glob("*-own.tar.xz")
-    for name in tarfile.open(path).getnames()
-}
+OWN = set()
+for path in SCRIPT_ROWS.glob("*-own.tar.xz"):
+    with tarfile.open(path) as archive:
+        OWN.update(name.partition("/")[0] for name in archive.getnames())
 
 
 def test_every_script_of_every_list_has_a_commit_and_recipes_that_are_programs() -> None:
