@@ -22,6 +22,8 @@ from slurm_gpumem.tracing.guard.mounts import KERNEL, Mount, is_below
 from slurm_gpumem.tracing.guard.syscalls import BIND, REC, make_read_only, mount
 
 _SMALL_BYTES, _SMALL_IN_ALL = 8 << 20, 128 << 20
+_SHARE = 4
+"""Of the space for all that is written, the part that copies made beforehand may take."""
 _MOST_ENTRIES, _MOST_REMADE = 1000, 300
 _FILL_S = 0.6
 """For all folders together: homes can be large, and people wait."""
@@ -43,6 +45,9 @@ class PrivateCopies:
         self._hot = hot
         self._kinds: Dict[str, str] = {mount.point: mount.kind for mount in mounts}
         self._copied_bytes = 0
+        space = os.statvfs(base)
+        # What the command writes needs the most of it.
+        self._most_copied = min(_SMALL_IN_ALL, space.f_blocks * space.f_frsize // _SHARE)
         self._number = self._remade = 0
         self._seconds = _FILL_S
         self.made: List[Copied] = []
@@ -124,7 +129,8 @@ class PrivateCopies:
         """Whether a small file was copied."""
         about = entry.stat(follow_symlinks=False)
         total = self._copied_bytes + about.st_size
-        if not stat.S_ISREG(about.st_mode) or about.st_size > _SMALL_BYTES or total > _SMALL_IN_ALL:
+        small = about.st_size <= _SMALL_BYTES and total <= self._most_copied
+        if not small or not stat.S_ISREG(about.st_mode):
             return False
         try:
             shutil.copy2(entry.path, target, follow_symlinks=False)

@@ -85,6 +85,19 @@ def test_files_are_written_renamed_and_removed_in_the_copy_only(place: Path) -> 
     assert str(work / "out" / "log.txt") in changed
 
 
+def test_files_of_others_leave_room_for_what_the_command_writes(place: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the files belong to somebody else")
+    shared = place / "shared"
+    shared.mkdir()
+    for number in range(12):
+        path = shared / f"{number}.bin"
+        path.write_bytes(bytes(7 << 20))
+        path.chmod(0o666)
+    output, _ = run(place, "head -c 30000000 /dev/zero > mine && stat -c %s mine")
+    assert output.split() == ["30000000"]
+
+
 def test_shared_folders_are_covered_too(place: Path) -> None:
     name = f"gpumem-test-{os.getpid()}"
     output, _ = run(
