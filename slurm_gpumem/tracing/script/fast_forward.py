@@ -268,7 +268,7 @@ def _learns(module: nn.Module) -> bool:
 
 
 def _has_no_weights(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is None
+    return not any(True for _ in module.parameters())  # a script's own may give a list of them
 
 
 def _is_of_the_cpu(values: Any) -> bool:
