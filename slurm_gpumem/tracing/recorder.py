@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_gpumem.summaries.trace_types import Convolution, Reduction
+from slurm_gpumem.tracing.allowed import chance, follow_choices
 from slurm_gpumem.tracing.autocast import Autocast
 from slurm_gpumem.tracing.choices import Uneven, track
 from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS
@@ -87,6 +88,7 @@ class Recorder(TorchDispatchMode):
         self._warned: Set[str] = set()
         self.kernels = Kernels()
         self.shares = Uneven()
+        self.chance = chance()
         self.stream = ""
         """The stream that is given work, where it is not the usual one ..."""
         self.pool = 0
@@ -282,6 +284,7 @@ class Recorder(TorchDispatchMode):
         if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)
         track(func, args, kwargs, result, self.shares)
+        follow_choices(self, func, args, kwargs, result)
         self.note_result(result, name)
         if name in MATMULS and not is_sparse(args):
             self.cublas(name)

@@ -147,7 +147,7 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     for output, number in zip(outputs, [computed] if isinstance(computed, Tensor) else computed):
         if output.shape == number.shape:
             setattr(output, _NAME, number)
-            if large:
+            if large or _is_copied(_first(args)):  # parts that are put together again later
                 setattr(number, _COPIED, True)
 
 
@@ -174,15 +174,13 @@ class _Spent:
 def _worth_it(func: Any, args: Any, outputs: Any) -> bool:
     """Whether an operator on large tensors is followed: a copy from the CPU, and what is cheap then."""
     count = sum(output.numel() for output in outputs)
-    first = args[0] if args else None
-    if isinstance(first, (list, tuple)) and first:
-        first = first[0]
+    first = _first(args)
     if not isinstance(first, Tensor) or any(o.numel() > _LARGEST_COPIED for o in outputs):
         return False
     if func is aten._to_copy.default and first.device.type == "cpu":
         if isinstance(first, torch.nn.Parameter):
             return False  # weights: nobody's sizes depend on them
-    elif not getattr(getattr(first, _NAME, None), _COPIED, False):
+    elif not _is_copied(first):
         return False
     elif _is_view(func):
         return True
@@ -190,6 +188,17 @@ def _worth_it(func: Any, args: Any, outputs: Any) -> bool:
         return False
     _Spent.elements += count
     return _Spent.elements <= _MOST_COMPUTED
+
+
+def _first(args: Any) -> Any:
+    """An operator's first argument, or the first of a list."""
+    first = args[0] if args else None
+    return first[0] if isinstance(first, (list, tuple)) and first else first
+
+
+def _is_copied(first: Any) -> bool:
+    """Whether its values came from the CPU."""
+    return bool(getattr(getattr(first, _NAME, None), _COPIED, False))
 
 
 def _is_view(func: Any) -> bool:

@@ -65,6 +65,25 @@ for step in range(5):
     P.gather([out.mean()], target_device=0).sum().backward()
     optimizer.step(); optimizer.zero_grad()
 """
+TOURS = """
+left = torch.ones(3072, 3, 20)
+model = nn.Linear(20, 20).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for start in range(0, 3072, 512):
+    places = left[start : start + 512].cuda(); sums = []
+    mask = torch.ones(512, 20, device="cuda")
+    for turn in range(1000):
+        if not mask.byte().any(): break
+        scores = model(places[:, 0].clone())
+        chances = F.softmax(RULED_OUT, dim=1)
+        CHOOSE
+        while not torch.gather(mask, 1, choice.unsqueeze(1)).byte().all(): choice = policy.sample()
+        rows = torch.cat([places[:, :1], places[:, 1:]], 1).clone()
+        rows[torch.arange(512, device="cuda"), 2, choice] = 0
+        places = torch.tensor(rows.data, device="cuda"); mask = places[:, 2].ne(0).float()
+        sums.append(torch.log(chances).gather(1, choice.unsqueeze(1)))
+    assert len(sums) == 20, len(sums)
+    torch.cat(sums, 1).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 GRAPHS = """
 model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -500,6 +519,19 @@ def test_models_are_copied_to_the_only_gpu_as_to_several(tmp_path: Path) -> None
     assert facts["ended"], facts
     # Weights, their moments and gradients; what the output lies in, what it is gathered in, and its gradient.
     assert facts["peak_bytes"] > 4 * 512 * 4096 * 4 + 3 * 1024 * 4096 * 4
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        "policy = torch.distributions.Categorical(chances); choice = policy.sample()",
+        "choice = torch.max(chances, 1)[1]",
+    ],
+)
+@pytest.mark.parametrize("ruled_out", ["scores + mask.log()", "scores.masked_fill(mask == 0, -torch.inf)"])
+def test_loops_end_when_masks_leave_nothing_to_choose(tmp_path: Path, ruled_out: str, choose: str) -> None:
+    facts = _traced(tmp_path, TOURS.replace("RULED_OUT", ruled_out).replace("CHOOSE", choose)).facts
+    assert facts["cycles"] >= 3, facts
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
