@@ -20,6 +20,8 @@ aten = torch.ops.aten
 _CHOICES, _SHARE, _UNEVEN = "_gpumem_choices", "_gpumem_share", "_gpumem_uneven"
 _TRUTHS = "_gpumem_truths"
 """Marks whole numbers that were truths: ones and zeros."""
+_WHOLE = "_gpumem_whole"
+"""Marks floating-point numbers that may be whole: masks, labels, counts, and what came from the CPU."""
 _EQUAL = "_gpumem_equal"
 """Marks a mask of where two tensors are the same, of which nothing else is known."""
 MOST = 0.2
@@ -30,6 +32,16 @@ _GOLDEN = 0.6180339887
 def choices_of(tensor: Any) -> Optional[int]:
     """Number of values that an index may have, if known."""
     return getattr(tensor, _CHOICES, None)
+
+
+def may_be_whole(tensor: Any) -> bool:
+    """Whether floating-point numbers may be whole ones: what a layer computes is not."""
+    return hasattr(tensor, _WHOLE) or share_of(tensor) is not None
+
+
+def mark_whole(tensor: Any) -> None:
+    """Remember that a tensor's numbers may be whole."""
+    setattr(tensor, _WHOLE, True)
 
 
 def share_of(tensor: Any) -> Optional[float]:
@@ -127,7 +139,7 @@ def _is_mask(result: Any, share: Optional[float]) -> None:
 
 def _same(args: Any, kwargs: Any, result: Any) -> None:
     """Views and copies."""
-    for name in (_CHOICES, _SHARE, _TRUTHS, _EQUAL):
+    for name in (_CHOICES, _SHARE, _TRUTHS, _EQUAL, _WHOLE):
         known = getattr(args[0], name, None)
         if known is not None:
             for one in result if isinstance(result, (list, tuple)) else (result,):
@@ -140,6 +152,30 @@ def _cast(args: Any, kwargs: Any, result: Any) -> None:
     _same(args, kwargs, result)
     if args[0].dtype == torch.bool and not result.is_floating_point():
         setattr(result, _TRUTHS, True)
+    if not args[0].is_floating_point() or args[0].device.type == "cpu":
+        mark_whole(result)
+
+
+def _rounded(args: Any, kwargs: Any, result: Any) -> None:
+    mark_whole(result)
+
+
+def _of_whole(args: Any, kwargs: Any, result: Any) -> None:
+    """What has whole numbers where all that it is made of has."""
+    given = [one for arg in args for one in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+    if all(_is_whole(one) for one in given):
+        mark_whole(result)
+
+
+def _is_whole(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() or may_be_whole(value)
+    return not isinstance(value, float) or value.is_integer() or value in (inf, -inf)
+
+
+def _product(args: Any, kwargs: Any, result: Any) -> None:
+    _both(args, kwargs, result)
+    _of_whole(args, kwargs, result)
 
 
 def _dim(args: Any, kwargs: Any, at: int, default: Optional[int]) -> Optional[int]:
@@ -261,6 +297,7 @@ def _sum(mask: Any, result: Any, shares: Uneven) -> None:
 
     Half of those that compare two tensors: that is a score, and with the best one scripts end their training.
     """
+    _of_whole((mask,), {}, result)
     if value_of(result) is not None or not small(result) or not result.numel():
         return
     share = share_of(mask)
@@ -344,7 +381,11 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
     put("any", _any)
     put("all", _all)
     put("logical_and bitwise_and", _both, "default", "Tensor")
-    put("mul", _both, "Tensor")
+    put("mul", _product, "Tensor")
+    put("add sub rsub neg abs maximum minimum clamp clamp_min clamp_max cat stack", _of_whole)
+    put("where", _of_whole, "self", "Scalar", "ScalarSelf", "ScalarOther")
+    put("round floor ceil trunc sign zeros ones full zeros_like ones_like full_like new_zeros new_ones "
+        "new_full", _rounded)  # fmt: skip
     put("logical_or bitwise_or", _either, "default", "Tensor")
     put("logical_or_ bitwise_or_ __ior__", _or_more)
     put("logical_not bitwise_not", _not, "default")

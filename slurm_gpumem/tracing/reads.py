@@ -11,17 +11,22 @@ from typing import Any, Callable, Dict, Iterator, List
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.choices import choices_of, share_of
+from slurm_gpumem.tracing.choices import choices_of, may_be_whole, share_of
 from slurm_gpumem.tracing.guards import loop_answer, wanted
 from slurm_gpumem.tracing.sparse_products import parts_of, sparse_on_cpu, sparse_on_meta
 from slurm_gpumem.tracing.values import give, is_wrapped, made_up_numbers, value_of
 
 aten = torch.ops.aten
+_REPEATED = 4093
+_GOLDEN = 0.6180339887
 Handler = Callable[[Any, Any, Any, Any], Any]
 
 
 def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
-    """A meta tensor's numbers on the CPU: the known ones, or ones (zeros for whole numbers).
+    """A meta tensor's numbers on the CPU: the known ones, or made-up ones, zeros for whole numbers.
+
+    What a layer computes differs from place to place, so that it has quantiles, and a least that is not its
+    most. It is between a half and one, as what may be probabilities, and begins with one.
 
     A mask holds where its share says, and everywhere if nothing is known of it, as where it selects.
 
@@ -41,8 +46,16 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
         share = share_of(tensor)
         count = tensor.numel() if share is None else round(share * tensor.numel())
         return (torch.arange(tensor.numel()) < count).view(tensor.shape).to(kind)
+    if tensor.is_floating_point() and kind.is_floating_point and not may_be_whole(tensor):
+        return _different(tensor.numel(), kind).view(tensor.shape)
     made = torch.ones if kind.is_floating_point else torch.zeros
     return made(tensor.shape, dtype=kind)
+
+
+def _different(count: int, kind: torch.dtype) -> Tensor:
+    """Numbers that repeat themselves after a prime number of them: rows of an image differ, too."""
+    some = 1 - (torch.arange(min(count, _REPEATED)) * _GOLDEN) % 1 / 2
+    return some.to(kind).repeat(-(-count // _REPEATED))[:count]
 
 
 def _to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

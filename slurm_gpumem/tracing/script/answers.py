@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from slurm_gpumem.tracing.choices import mark_whole, may_be_whole
 from slurm_gpumem.tracing.script.model_state import DEEPEST
 
 
@@ -21,6 +22,8 @@ class Leaf:
     dtype: torch.dtype
     on_gpu: bool
     needs_gradient: bool
+    whole: bool
+    """Whether its numbers may be whole."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ def kept_of(value: Any, seen: Dict[int, Leaf], depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         with torch._C.DisableTorchFunction():
             on_gpu = value.device.type == "meta"
-        made = Leaf(tuple(value.shape), value.dtype, on_gpu, value.requires_grad)
+        made = Leaf(tuple(value.shape), value.dtype, on_gpu, value.requires_grad, may_be_whole(value))
         return seen.setdefault(id(value), made)
     if depth > DEEPEST or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
         return value
@@ -97,6 +100,9 @@ class _Linked(torch.autograd.Function):
 def _tensor(leaf: Leaf) -> Tensor:
     device = "cuda" if leaf.on_gpu else "cpu"
     if not leaf.needs_gradient:
-        return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        made = torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
+        if leaf.whole:
+            mark_whole(made)
+        return made
     base = torch.empty((), dtype=leaf.dtype, device=device, requires_grad=True)
     return base.expand(leaf.shape).clone()

@@ -2,15 +2,17 @@
 
 A model labels picture after picture, one file each, and a later stage trains with all of them; or the weights
 of the last epochs are averaged. Where such a file is opened and is not there, it becomes another name of the
-last one of its kind that was written: of the same loop, in the same folder, with the same ending.
+last one of its kind that was written since rounds were left out: in the same folder, with the same name but
+for its numbers.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 _WRITES = os.O_WRONLY | os.O_RDWR
 
@@ -21,14 +23,14 @@ class _Written(NamedTuple):
 
 
 class Unwritten:
-    """Files that were written, and those of which more would have been."""
+    """Files that were written, of some of which there would have been more."""
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         self._last: Dict[Tuple[str, str], _Written] = {}
-        """By their folder and ending."""
-        self._some: Dict[Tuple[str, str], str] = {}
-        """The same, of loops whose rounds were not all run."""
+        """By their folder, and name without numbers."""
+        self._since: Optional[int] = None
+        """How many had been written at the begin of the first loop whose rounds were not all run."""
         self.count = 0
         """Files that were written."""
 
@@ -44,9 +46,8 @@ class Unwritten:
 
     def left_out(self, since: int) -> None:
         """Rounds are left out of a loop at whose begin this many files had been written."""
-        for kind, written in self._last.items():
-            if written.number >= since:
-                self._some[kind] = written.path
+        # What a later loop is about may have been collected in this one.
+        self._since = since if self._since is None else min(since, self._since)
 
     def _hear(self, event: str, args: Any) -> None:
         if event != "open" or type(args[0]) is not str or self._recorder.off:
@@ -54,14 +55,17 @@ class Unwritten:
         if args[2] & _WRITES:
             if not self._recorder.loading:
                 self.wrote(args[0])
-        elif self._some:
+        elif self._since is not None:
             path = os.path.abspath(args[0])
-            like = self._some.get(_kind(path))
-            if like is not None and os.path.exists(like) and not os.path.lexists(path):
+            like = self._last.get(_kind(path))
+            if like is None or like.number < self._since or like.path == path:
+                return
+            if os.path.exists(like.path) and not os.path.lexists(path):
                 self._recorder.assume("a file of a round that was left out is taken to be like another's")
                 with suppress(OSError):  # then the script is told that there is no such file
-                    os.link(like, path)
+                    os.link(like.path, path)
 
 
 def _kind(path: str) -> Tuple[str, str]:
-    return os.path.dirname(path), os.path.splitext(path)[1]
+    folder, name = os.path.split(path)
+    return folder, re.sub(r"\d+", "0", name)

@@ -98,3 +98,24 @@ def test_a_transform_that_a_loader_calls_is_no_model() -> None:
     finally:
         torch.nn.Module.__call__ = called
     assert [root.kind for root in places.all_roots()] == ["Linear"]
+
+
+def test_made_up_numbers_differ_from_place_to_place_but_not_those_that_may_be_whole() -> None:
+    import torch
+
+    world, recorder = _world()
+    with world, recorder:
+        scores = torch.randn(5, 64, 64, device="cuda").sigmoid()
+        found = scores.cpu()
+        lines = scores.half().flatten(1).float().cpu()
+        truths = (scores > 0.5).float()
+        marks = [truths, 1 - truths, scores.round().view(-1), torch.cat([truths, truths]), truths * truths,
+                 truths.clamp(0, 1).sum(0), torch.zeros_like(scores)]  # fmt: skip
+        whole = [mark.cpu() for mark in marks]
+        again = torch.randn(5, 64, 64, device="cuda").sigmoid().cpu()
+    for made in (found, lines):
+        assert made.max() == made.flatten()[0] == 1
+        assert 0.5 <= made.min() < made.median() < 0.9
+        assert not torch.equal(made[0], made[1])
+    assert torch.equal(found, again)
+    assert [bool((one == one.round()).all()) for one in whole] == [True] * len(whole)
