@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copyreg
 import importlib.machinery
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from slurm_gpumem.tracing.blame import is_users
 from slurm_gpumem.tracing.script import counters, loops
@@ -31,7 +33,7 @@ _OF_TQDM = ("tqdm.std", "tqdm.auto", "tqdm.asyncio")
 def install(tracer: Any) -> None:
     """Give the script's modules their `range` and `enumerate`, those that are there and those that come."""
     rounds = tracer.rounds
-    names = {"range": rounds.range, "enumerate": rounds.enumerate}
+    names = {"range": rounds.range, "enumerate": kind_of_enumerate(rounds)}
 
     def change(module: Any) -> None:
         for name, ours in names.items():
@@ -236,6 +238,9 @@ class Watched:
     def __reversed__(self) -> Iterator[int]:
         return reversed(self._values)
 
+    def __reduce__(self) -> Any:
+        return self._values.__reduce__()  # saved and copied as Python's own
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._values, name)
 
@@ -243,12 +248,30 @@ class Watched:
 Sequence.register(Watched)
 
 
+class _Kind(type):
+    """Of our `range` and `enumerate`: classes, as Python's own are."""
+
+    call: Callable[..., Any]
+    kinds: Tuple[type, ...]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.call(*args, **kwargs)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.kinds)
+
+
+# They are in the dicts of modules, which scripts save as their settings: what is saved is Python's own.
+copyreg.pickle(_Kind, lambda kind: (pkgutil.resolve_name, (f"builtins:{kind.__name__}",)))
+
+
 def _kind_of_range(rounds: Rounds) -> Any:
-    class Kind(type):
-        def __call__(cls, *args: Any) -> Any:
-            return rounds.watched(builtins.range(*args), sys._getframe(1))
+    def call(*args: Any) -> Any:
+        return rounds.watched(builtins.range(*args), sys._getframe(2))
 
-        def __instancecheck__(cls, value: Any) -> bool:
-            return isinstance(value, (builtins.range, Watched))
+    return _Kind("range", (), {"call": staticmethod(call), "kinds": (builtins.range, Watched)})
 
-    return Kind("range", (), {})
+
+def kind_of_enumerate(rounds: Rounds) -> Any:
+    """The `enumerate` of a script's modules."""
+    return _Kind("enumerate", (), {"call": rounds.enumerate, "kinds": (builtins.enumerate,)})

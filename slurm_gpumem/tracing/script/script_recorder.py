@@ -235,11 +235,13 @@ class ScriptRecorder(Recorder):
     def repeat_growing(self, marks: Sequence[Tuple[int, int]], more: int, most_events: int) -> bool:
         """Add `more` rounds like the last one, each larger by what the rounds between the marks grew.
 
-        False where the first and the last of them did not do the same. Not every round is added: several
+        False where the first, the last and the one before it did not do the same: a round releases what the
+        one before it made, so that it can only follow one like itself. Not every round is added: several
         become one that grows as much as they do, so that `most_events` suffice.
         """
         first, last = self._round(marks[0], marks[1]), self._round(marks[-2], marks[-1])
-        if [one[0] for one in first] != [one[0] for one in last]:
+        others = first, self._round(marks[-3], marks[-2])
+        if any([one[0] for one in other] != [one[0] for one in last] for other in others):
             return False
         start, made = marks[-2][1], marks[-1][1] - marks[-2][1]
         each = [(two[1] - one[1]) / (len(marks) - 2) for one, two in zip(first, last)]
@@ -247,23 +249,35 @@ class ScriptRecorder(Recorder):
         rounds = max(1, min(more, most_events // max(1, len(last))))
         begun = len(self.events)
         before = 0
-        for number in range(1, rounds + 1):
-            after = more * number // rounds
-            count = len(self.blocks)
-            for (what, nbytes, index), growth in zip(last, each):
-                if isinstance(what, int):
-                    self.events.append(~(count + what))
-                    self.live_bytes -= self.blocks[count + what].nbytes
-                    continue
-                size = nbytes * (after - before) if index in kept else round(nbytes + growth * after)
-                self._add(replace(self.blocks[start + index], shape=(), nbytes=size))
-                count += 1
-            before = after
-        gone = {~event for event in self.events[begun:] if event < 0}
-        for key, (number, reference) in list(self._live.items()):
-            if number in gone:  # what the script still holds of it is that of the last round
-                self._live[key] = (number + rounds * made, reference)
+        try:
+            for number in range(1, rounds + 1):
+                after = more * number // rounds
+                count = len(self.blocks)
+                for (what, nbytes, index), growth in zip(last, each):
+                    if isinstance(what, int):
+                        self.events.append(~(count + what))
+                        self.live_bytes -= self.blocks[count + what].nbytes
+                        continue
+                    size = nbytes * (after - before) if index in kept else round(nbytes + growth * after)
+                    self._add(replace(self.blocks[start + index], shape=(), nbytes=size))
+                    count += 1
+                before = after
+        finally:  # also where the GPU's memory does not suffice for all of them
+            self._hold_those_of_the_last(begun, made)
         return True
+
+    def _hold_those_of_the_last(self, begun: int, made: int) -> None:
+        """What the script still holds of rounds that were repeated since this event is that of the last."""
+        gone = {~event for event in self.events[begun:] if event < 0}
+        held = {number for number, _ in self._live.values()} - gone
+        for key, (number, reference) in list(self._live.items()):
+            if number in gone:
+                while number in gone:
+                    number += made
+                # Not made before the memory ended, or another's: then nothing is released with it.
+                number = -1 if number >= len(self.blocks) or number in held else number
+                held.add(number)
+                self._live[key] = (number, reference)
 
     def _round(self, begin: Tuple[int, int], end: Tuple[int, int]) -> List[Tuple[Any, int, int]]:
         """Its events: (operator, bytes, which block of the round), or (how far back, 0, -1) of a release."""
