@@ -14,6 +14,13 @@ from slurm_gpumem.tracing.reductions import long_sum
 aten = torch.ops.aten
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 FORWARD, BACKWARD = "aten::convolution", "aten::convolution_backward"
+_AS_PICTURES = (
+    "gradients of gradients of convolutions are computed with kernels as large as pictures, for which cuDNN "
+    "may take several times the memory of the pictures; that was not measured, and the job may need more. "
+    "Let one run be measured: gpusbatch without --trace"
+)
+_LONGEST_MEASURED = 32
+"""The longest side of a 2-D kernel whose workspaces were measured."""
 _NO_CHANNELS = (
     "{} has no channels left: which ones a script removes depends on values, which a trace does not have. "
     "What comes after it may need more. Let one run be measured: gpusbatch without --trace"
@@ -31,6 +38,8 @@ def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         made += copies(recorder, FORWARD, [weight], last)
     if not weight.numel():
         recorder.warn_once("no channels", _NO_CHANNELS.format(recorder.places.now() or "a layer"))
+    if recorder.phase == "backward" and data.dim() == 4 and min(weight.shape[2:]) > _LONGEST_MEASURED:
+        recorder.warn_once("kernels as large as pictures", _AS_PICTURES)
     recorder.workspace(0, FORWARD, describe("forward", data, weight, result, args[3:9]))
     for number in reversed(made):
         recorder.drop(number)

@@ -93,6 +93,7 @@ class Tracer:
         self.places = ScriptPlaces(self._called)
         self.recorder = ScriptRecorder(self.places, autocast, Guess(truth=truth))
         self.recorder.gpu_bytes = gpu.memory_bytes
+        self.places.turns = self._turns
         self.world.elsewhere = self.recorder.elsewhere
         self.steps = Steps(self.recorder, deadline, onward_s, self.finish)
         self.steps.started = self._claim
@@ -101,6 +102,7 @@ class Tracer:
         self.steps.skipped = self._skipped
         self.steps.many_shapes = lambda: self.skips.varies
         self.steps.of_weights = self._run_whole
+        self.steps.unlinked = lambda: self.skips.answered
         self.unwritten = Unwritten(self.recorder)
         self.rounds = Rounds(self)
         self.steps.after_cycle = self.rounds.stepped
@@ -231,6 +233,10 @@ class Tracer:
         if trains and self.recorder.cycles <= ENOUGH_STEPS:
             name_parameters(self.recorder, root)  # while it is there: a script may drop it
         self._check_time()
+
+    def _turns(self, smaller: bool) -> None:
+        """A trace has no scores: a search that goes on with the best of its models takes the largest."""
+        self.recorder.guess.worse = smaller
 
     def _check_time(self) -> None:
         self.steps.check_time()

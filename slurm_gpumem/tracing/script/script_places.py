@@ -24,6 +24,8 @@ class Root:
         self.kind = type(module).__name__
         self.prefix = prefix
         self.trained = False
+        self.smaller = False
+        """Whether a larger model of its kind was trained before it."""
         self.inputs: Any = None
         """Shapes of its first inputs, in training where it was trained."""
         self.measure()
@@ -51,6 +53,8 @@ class ScriptPlaces(Places):
         self._dropped: List[Root] = []
         self._seen_layers: Tuple[Layer, ...] = ()
         self._called = called
+        self.turns: Callable[[bool], None] = lambda smaller: None
+        """Called where a model is trained first that is smaller than one before it, or another goes on."""
         self._root: Optional[Root] = None
         self.depth = 0
         self.named_inputs: Dict[str, Any] = {}
@@ -81,9 +85,14 @@ class ScriptPlaces(Places):
                 # What was seen without training counts only where there is none.
                 self.rows.clear()
                 self._seen_layers = ()
+            others = [one for one in self.all_roots() if one.trained and one.kind == root.kind]
+            root.smaller = any(one.parameters > root.parameters for one in others)
+            self.turns(root.smaller)
             root.trained = self.writing = True
             root.inputs = shapes(args)
         else:
+            if training and not root.smaller:
+                self.turns(False)  # they are trained side by side
             self.writing = root.inputs is None and not any(one.trained for one in self.all_roots())
             root.inputs = root.inputs or shapes(args)
         self._root = root

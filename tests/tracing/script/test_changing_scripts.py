@@ -71,6 +71,47 @@ for step in range(20): first.zero_grad(); loss().backward(); first.step()
 def closure(): second.zero_grad(); now = loss(); now.backward(); return now
 for step in range(3): second.step(closure)
 """,
+    # A search over sizes; the best goes on with larger batches, and a trace has no scores.
+    "search": """
+import copy
+def fit(model, rows):
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(12):
+        loss = model(torch.randn(rows, 64, device="cuda")).pow(2).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    return loss.item()
+best = (float("inf"), None)
+for width in (256, 1024, 512, 128):
+    model = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 64)).cuda()
+    score = fit(model, 64)
+    if score < best[0]: best = (score, copy.deepcopy(model))
+fit(best[1], 1 << 14)
+""",
+    # A penalty on the slope of a network of convolutions.
+    "slope-of-pictures": """
+model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 1, 3, padding=1)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(6):
+    x = torch.randn(4, 3, 64, 64, device="cuda", requires_grad=True)
+    slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    optimizer.zero_grad(); slope.pow(2).mean().backward(); optimizer.step()
+""",
+    # Every fourth step asks for the gradient of one answer of the model in relation to another one.
+    "lazy-penalty": """
+class Two(nn.Module):
+    def __init__(self): super().__init__(); self.first = nn.Linear(64, 64); self.last = nn.Linear(64, 64)
+    def forward(self, x): inner = self.first(x); return self.last(inner.tanh()), inner
+model = Two().cuda(); optimizer = torch.optim.Adam(model.parameters())
+for step in range(40):
+    outer, inner = model(torch.randn(32, 64, device="cuda"))
+    optimizer.zero_grad(); outer.pow(2).mean().backward(); optimizer.step()
+    if step % 4 == 3:
+        outer, inner = model(torch.randn(16, 64, device="cuda"))
+        slope, = torch.autograd.grad(outer.sum(), inner, create_graph=True); assert slope.shape == inner.shape
+        optimizer.zero_grad(); slope.pow(2).mean().backward(); optimizer.step()
+model.eval()
+with torch.no_grad(): model(torch.randn(1 << 16, 64, device="cuda"))
+""",
     "gradients-of-weights": """
 model = nn.Linear(64, 64).cuda()
 for step in range(40):
@@ -226,6 +267,29 @@ def test_a_model_is_differentiated_twice_and_then_trained_by_another_optimizer(
     facts = runs["second-derivatives"].result().facts
     assert facts["optimizers"] == ["Adam", "LBFGS"]
     assert "onward_failure" not in facts
+
+
+def test_a_search_goes_on_with_the_largest_of_its_models(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["search"].result().facts
+    assert facts["ended"]
+    assert facts["peak_bytes"] > (1 << 14) * 1024 * 4 * 2
+
+
+def test_gradients_of_gradients_of_convolutions_draw_a_warning(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    names = ("slope-of-pictures", "second-derivatives")
+    said = [parse(runs[name].result().summary.decode(), origin="traced").warnings for name in names]
+    assert [any("kernels as large as pictures" in text for text in one) for one in said] == [True, False]
+
+
+def test_gradients_in_relation_to_another_answer_are_there_where_the_model_is_not_run(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["lazy-penalty"].result().facts
+    assert facts["ended"]
+    assert "onward_failure" not in facts
+    assert facts["peak_bytes"] > (1 << 16) * 64 * 4 * 2  # the evaluation after it is seen
 
 
 def test_weights_that_are_changed_by_gradients_of_their_own_are_trained(
