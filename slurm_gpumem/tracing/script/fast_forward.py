@@ -58,8 +58,6 @@ class FastForward:
         self._batches: Dict[int, BatchShapes] = {}
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
-        self.answered = False
-        """Whether any call was answered without running it."""
         self._more_at: Optional[int] = None
         """The last training cycle that did more than any before it, and had skipped a part."""
         self._largest: Dict[int, int] = {}
@@ -223,7 +221,6 @@ class FastForward:
         return (id(module), self._states.of(module), torch.is_grad_enabled(), str(spec), shapes)
 
     def _again(self, known: Answer, given: Any) -> Any:
-        self.answered = True
         asked = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.requires_grad]
         again = Again(asked if torch.is_grad_enabled() else [])
         for found, name, leaf in known.left:

@@ -102,7 +102,6 @@ class Tracer:
         self.steps.skipped = self._skipped
         self.steps.many_shapes = lambda: self.skips.varies
         self.steps.of_weights = self._run_whole
-        self.steps.unlinked = lambda: self.skips.answered
         self.unwritten = Unwritten(self.recorder)
         self.rounds = Rounds(self)
         self.steps.after_cycle = self.rounds.stepped

@@ -26,8 +26,6 @@ _NOT_ALIKE_S = 5.0
 _LATE_S = 4.0
 """A script that has called nothing of PyTorch for this long when its time is over is not waited for."""
 _JUST_NOW_S = 2.0
-_CREATE_GRAPH, _ALLOW_UNUSED = 2, 4
-"""Places of these arguments of `torch.autograd.grad` behind its inputs."""
 _FIRST_CYCLES = 5
 """In which memory grows in every training."""
 
@@ -96,8 +94,6 @@ class Steps:
         self.after_cycle: Callable[[], None] = lambda: None
         self.of_weights: Callable[[], None] = lambda: None
         """Called where gradients of weights are asked for by `torch.autograd.grad`."""
-        self.unlinked: Callable[[], bool] = lambda: False
-        """Whether answers were given of models that were not run: they are not computed from each other."""
         self.many_shapes: Callable[[], bool] = lambda: False
         """Whether training gives a model batches of many shapes."""
         self.skipped: Callable[[], bool] = lambda: False
@@ -144,14 +140,7 @@ class Steps:
             if weights:
                 self.of_weights()
             first = self._recorder.phase != "backward"
-            lenient = self.unlinked() and len(args) <= _ALLOW_UNUSED and "allow_unused" not in kwargs
-            if lenient and not kwargs.get("materialize_grads"):
-                found = real(outputs, inputs, *args, allow_unused=True, **kwargs)
-                asked = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-                graph = kwargs.get("create_graph") or args[_CREATE_GRAPH : _CREATE_GRAPH + 1] == (True,)
-                found = tuple(_made(one, bool(graph)) if of is None else of for one, of in zip(asked, found))
-            else:
-                found = real(outputs, inputs, *args, **kwargs)
+            found = real(outputs, inputs, *args, **kwargs)
             if weights and first and not self.makes_optimizers and not kwargs.get("create_graph"):
                 self._by_hand()
             return found
@@ -372,16 +361,6 @@ def _waited_for_a_cpu() -> float:
 def _with_gradients(optimizer: Any) -> FrozenSet[int]:
     groups = optimizer.param_groups
     return frozenset(id(p) for group in groups for p in group["params"] if p.grad is not None)
-
-
-def _made(asked: Any, graph: bool) -> Any:
-    """A gradient of what was asked for, where the path to it was not run."""
-    if not isinstance(asked, torch.Tensor):
-        return None
-    if not graph:
-        return torch.empty_like(asked, requires_grad=False)
-    # It has gradients itself: a penalty on it is differentiated again.
-    return asked.detach().new_empty(()).requires_grad_().expand(asked.shape).clone()
 
 
 def _flat(value: Any) -> List[Any]:

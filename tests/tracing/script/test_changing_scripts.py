@@ -96,22 +96,6 @@ for step in range(6):
     slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     optimizer.zero_grad(); slope.pow(2).mean().backward(); optimizer.step()
 """,
-    # Every fourth step asks for the gradient of one answer of the model in relation to another one.
-    "lazy-penalty": """
-class Two(nn.Module):
-    def __init__(self): super().__init__(); self.first = nn.Linear(64, 64); self.last = nn.Linear(64, 64)
-    def forward(self, x): inner = self.first(x); return self.last(inner.tanh()), inner
-model = Two().cuda(); optimizer = torch.optim.Adam(model.parameters())
-for step in range(40):
-    outer, inner = model(torch.randn(32, 64, device="cuda"))
-    optimizer.zero_grad(); outer.pow(2).mean().backward(); optimizer.step()
-    if step % 4 == 3:
-        outer, inner = model(torch.randn(16, 64, device="cuda"))
-        slope, = torch.autograd.grad(outer.sum(), inner, create_graph=True); assert slope.shape == inner.shape
-        optimizer.zero_grad(); slope.pow(2).mean().backward(); optimizer.step()
-model.eval()
-with torch.no_grad(): model(torch.randn(1 << 16, 64, device="cuda"))
-""",
     "gradients-of-weights": """
 model = nn.Linear(64, 64).cuda()
 for step in range(40):
@@ -281,15 +265,6 @@ def test_gradients_of_gradients_of_convolutions_draw_a_warning(
     names = ("slope-of-pictures", "second-derivatives")
     said = [parse(runs[name].result().summary.decode(), origin="traced").warnings for name in names]
     assert [any("kernels as large as pictures" in text for text in one) for one in said] == [True, False]
-
-
-def test_gradients_in_relation_to_another_answer_are_there_where_the_model_is_not_run(
-    runs: Dict[str, Future[TracedScript]],
-) -> None:
-    facts = runs["lazy-penalty"].result().facts
-    assert facts["ended"]
-    assert "onward_failure" not in facts
-    assert facts["peak_bytes"] > (1 << 16) * 64 * 4 * 2  # the evaluation after it is seen
 
 
 def test_weights_that_are_changed_by_gradients_of_their_own_are_trained(
