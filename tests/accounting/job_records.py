@@ -42,7 +42,7 @@ def record(job_id: int = 1, **changes: Any) -> Dict[str, Any]:
         "partition": "gpu",
         "node": "n1",
         "user": "usr1",
-        "uid": 1001,
+        "uid": 71001,
         "mode": "mps",
         "gpus": uuids,
         "claim": "gpumem/1:" + ",".join(f"{key}={value}" for key, value in claim.items()),

@@ -117,7 +117,7 @@ def test_what_killed_writers_left_is_removed_after_a_day(state_folder: Path) -> 
 
 
 def test_a_line_behind_a_torn_one_stands_alone(tmp_path: Path) -> None:
-    book = tmp_path / "1001" / "2026-11.jsonl"
+    book = tmp_path / "71001" / "2026-11.jsonl"
     append(book, [b'{"a":1}\n'], os.geteuid())
     with book.open("ab") as file:
         file.write(b'{"to')

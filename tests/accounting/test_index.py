@@ -162,7 +162,7 @@ def test_a_gpu_first_seen_before_it_was_looked_at_gets_its_name_later(tmp_path: 
 
 
 def test_books_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None:
-    book = tmp_path / "spool" / "1001" / "2026-11.jsonl"
+    book = tmp_path / "spool" / "71001" / "2026-11.jsonl"
     book.parent.mkdir(parents=True)
     lines = [json.dumps(record(number)) + "\n" for number in range(1, 5)]
     book.write_text(lines[0] + "rubbish\n" + lines[1] + lines[2][:50])

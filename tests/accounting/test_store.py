@@ -102,7 +102,7 @@ def test_what_else_the_gpu_did_stands_in_the_job_s_own_view(tmp_path: Path) -> N
 
 def test_jobs_that_share_a_gpu_share_its_time(tmp_path: Path) -> None:
     write(tmp_path / "spool", record(1, start=NOON, end=NOON + 7200))
-    write(tmp_path / "spool", record(2, start=NOON + 3600, end=NOON + 7200, user="usr2", uid=1002))
+    write(tmp_path / "spool", record(2, start=NOON + 3600, end=NOON + 7200, user="usr2", uid=71002))
     write(tmp_path / "spool", record(3, gpus=[UUID[:-1] + "1"]))
     with opened(tmp_path) as store:
         used = {row.job_id: row.used_s for row in store.select()}
@@ -157,7 +157,7 @@ def test_sums_agree_with_the_jobs_they_are_of(tmp_path: Path) -> None:
 def test_filters_choose_jobs(tmp_path: Path, filters: Filters, expected: list[int]) -> None:
     spool = tmp_path / "spool"
     write(spool, record(1))
-    write(spool, record(2, user="usr2", uid=1002, claim={"model": "bert"}))
+    write(spool, record(2, user="usr2", uid=71002, claim={"model": "bert"}))
     write(spool, record(3, state="FAILED", exit_code=1))
     write(spool, record(4, partition="short", start=NOON + 4000, end=NOON + 9000))
     write(spool, record(5, node="n9"))
@@ -194,8 +194,8 @@ def test_the_reserve_that_held_a_job_is_an_out_of_memory_avoided(tmp_path: Path)
 
 def test_wasters_are_those_who_keep_the_most_from_others(tmp_path: Path) -> None:
     write(tmp_path / "spool", record(1, peak_mib=13_000.0))
-    write(tmp_path / "spool", record(2, user="usr2", uid=1002, peak_mib=1000.0))
-    write(tmp_path / "spool", record(3, user="usr2", uid=1002, peak_mib=5000.0))
+    write(tmp_path / "spool", record(2, user="usr2", uid=71002, peak_mib=1000.0))
+    write(tmp_path / "spool", record(3, user="usr2", uid=71002, peak_mib=5000.0))
     with opened(tmp_path) as store:
         wasters = store.wasters()
     assert [(one.user, one.jobs, one.worst_job) for one in wasters] == [("usr2", 2, 2), ("usr1", 1, 1)]

@@ -86,7 +86,7 @@ def three_jobs(site: Path) -> Path:
     """The three of the first screen that a user sees."""
     spool = site / "spool"
     write(spool, hour_ago(4711, met=[4712, 4714]))
-    other = {"user": "usr2", "uid": 1002, "met": [4711], "peak_mib": 8500.0}
+    other = {"user": "usr2", "uid": 71002, "met": [4711], "peak_mib": 8500.0}
     bert = {"model": "bert", "est": "8294"}
     write(spool, hour_ago(4712, **other, claim=bert))
     oom = {"peak_mib": 10_200.0, "exit_code": 1, "state": None, "verdict": "oom", "limit_mib": 10_240}
