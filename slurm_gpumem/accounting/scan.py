@@ -20,6 +20,8 @@ _BOOK_QUIET_S = 40 * 86_400.0
 """A book is written for a month; one that has been still for longer is not checked."""
 _REST_TIMES = 20.0
 """A scan that took a second is not repeated within this many seconds."""
+_SHORT_S = 0.5
+"""One that took no longer than this is repeated whenever somebody asks."""
 
 
 class FolderChanges(NamedTuple):
@@ -78,7 +80,7 @@ class Scanner:
             return None
         now, owner = about.st_mtime_ns, about.st_uid
         # abs: a look in the future was before the clock was set back.
-        rested = abs(time.time() - looked) > _REST_TIMES * took or self._force
+        rested = took <= _SHORT_S or abs(time.time() - looked) > _REST_TIMES * took or self._force
         if now == stamp or not rested:
             return FolderChanges(path, number, owner, unsettled, self._open_books(path))
         began = time.monotonic()

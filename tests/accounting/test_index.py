@@ -152,6 +152,17 @@ def test_a_clock_that_was_set_back_hides_no_new_record(
         assert sorted(row.job_id for row in store.select()) == [1, 2]
 
 
+@pytest.mark.parametrize(("took", "jobs"), [(0.4, [1, 2]), (60.0, [1])])
+def test_only_a_long_scan_is_not_repeated_soon(tmp_path: Path, took: float, jobs: List[int]) -> None:
+    write(tmp_path / "spool", record(1))
+    opened(tmp_path).close()
+    with sqlite3.connect(next(tmp_path.rglob(NAME))) as index:
+        index.execute("UPDATE folder SET took = ?, looked = ?", (took, time.time()))
+    write(tmp_path / "spool", record(2))
+    with opened(tmp_path, force=False) as store:
+        assert sorted(row.job_id for row in store.select()) == jobs
+
+
 def test_a_gpu_first_seen_before_it_was_looked_at_gets_its_name_later(tmp_path: Path) -> None:
     write(tmp_path / "spool", record(1, end=None, state=None, gpu={}))
     opened(tmp_path).close()
