@@ -56,7 +56,7 @@ def main(argv: List[str]) -> int:
             command,
             limits,
             gpu=facts_of(gpu, args.gpus),
-            # A shell script may set PYTHONPATH anew, by which its Python is traced.
+            # A shell script may set PYTHONPATH again, by which its Python is traced.
             environment=install_pythons(Path(folder), dict(os.environ)),
             progress=lambda state, now: line(progress_text(state, now)),
             left=folder,

@@ -62,7 +62,7 @@ class Life:
         else:
             try:
                 answer = body()
-            except Exception as error:  # noqa: BLE001 - the next part shall run all the same
+            except Exception as error:  # noqa: BLE001 - the next part shall run nevertheless
                 answer = {
                     "failed": f"{type(error).__name__}: {error}",
                     "trace": traceback.format_exc()[-1500:],
