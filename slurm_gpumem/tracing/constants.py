@@ -43,6 +43,8 @@ def known_constants() -> Iterator[None]:
         if self.layout == torch.sparse_coo and self.device.type != "cpu" and len(args) == _PARTS:
             # SparseAdam's way to make a sparse tensor, which meta tensors do not know.
             return torch.sparse_coo_tensor(*args, check_invariants=False)
+        if len(args) == 1 and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size):
+            return new(self, args[0], dtype=self.dtype)  # numbers, not a size
         return legacy(self, *args, **kwargs)
 
     # Code that torch.jit.script compiles calls the operator, as before. PyTorch knows functions by their ids,

@@ -61,6 +61,7 @@ _LIKE = {
 _WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::randn",
             "aten::rand", "aten::new_empty_strided", "aten::empty_permuted"}  # fmt: skip
 _EACH = "aten::_foreach_"
+_FILLED = (aten.fill_.Scalar, aten.zero_.default)
 CPU = torch.device("cpu")
 _DIFFERENT = {aten.eq.Scalar: False, aten.eq.Tensor: False, aten.ne.Scalar: True, aten.ne.Tensor: True}
 """`if loss == 0: continue`: two numbers of which one is not known are hardly ever the same."""
@@ -125,6 +126,10 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
         source = value_of(args[1]) if args[1].device.type == "meta" else args[1]
         if source is not None and source.shape == args[0].shape:  # all of it is overwritten
             setattr(args[0], _NAME, source.to(args[0].dtype, copy=True))
+        return
+    if func in _FILLED and value_of(args[0]) is None:
+        number = args[1] if len(args) > 1 else 0
+        give(args[0], torch.full(args[0].shape, number, dtype=args[0].dtype))
         return
     if func is aten.scatter_.src and _order(args) is not None:
         setattr(args[0], _NAME, _order(args))

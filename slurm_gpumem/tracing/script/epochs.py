@@ -1,8 +1,9 @@
 """An epoch ends when training has nothing new to show, so that what comes after it is seen.
 
 After its first batches a loader gives the last one, and before it those at whose number the loop's code does
-something else. What counts batches gets their true number: `enumerate` (`rounds`), `step += 1` in the loop
-(`counters`), a library's trainer (`trainers`).
+something else. Where the rest takes little of the time that is left, all batches are given (`pace`): what an
+evaluation collects is then as long as its labels. What counts batches gets their true number: `enumerate`
+(`rounds`), `step += 1` in the loop (`counters`), a library's trainer (`trainers`).
 
 A script that asks for batches one by one, `next(batches)`, gets them unless it knows what to do at the end of
 an epoch: with a sampler that never ends it does not, and it counts its steps itself.
@@ -18,6 +19,7 @@ from typing import Any, Dict, Optional, Set
 
 from slurm_gpumem.tracing.blame import is_users
 from slurm_gpumem.tracing.script import counters, loops, stages, trainers
+from slurm_gpumem.tracing.script.pace import Pace
 from slurm_gpumem.tracing.script.rounds import Rounds
 
 _LEAST_BATCHES = 3
@@ -40,6 +42,7 @@ def install(tracer: Any) -> None:
     all_given: Dict[int, int] = {}
     known: Dict[int, _Counting] = {}
     """By their loops."""
+    paces: Dict[Any, Pace] = {}
     to_the_end: Set[int] = set()
     """Data whose last batch was given."""
 
@@ -78,9 +81,12 @@ def install(tracer: Any) -> None:
         if counting is not None and loop is not None and looping is not None:
             tracer.rounds.fed.add(loop.node)
             counting.measured.look(loop, looping, again=not given or self._gpumem_left_out > 0)
-        if given >= least and tracer.fast_forward() and _may_end(asking):
-            in_all = batches_of(self)
-            left = in_all - number
+        in_all = batches_of(self)
+        left = in_all - number
+        place = (id(self._dataset), asking.f_code if asking is not None else None)
+        pace = paces.setdefault(place, Pace(tracer.steps, tracer.rounds))
+        pace.asked(given, tracer.fast_forward())
+        if given >= least and tracer.fast_forward() and _may_end(asking) and not pace.allows(given, left):
             if left > 1 or not in_all:
                 tracer.unwritten.left_out(self._gpumem_written)
             trainer = trainers.asking(asking, unknown)

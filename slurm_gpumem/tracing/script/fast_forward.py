@@ -25,7 +25,7 @@ from slurm_gpumem.tracing.script.model_state import ModelStates, described, kept
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
 
-_SEEN_EVALUATIONS = 4
+SEEN_EVALUATIONS = 4
 """Passes without gradients of the same shapes that are run before the rest is skipped."""
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
@@ -108,7 +108,7 @@ class FastForward:
         # An evaluation without no_grad keeps its graph, beside which others may be called.
         graph = trains or (torch.is_grad_enabled() and learns)
         usual = self._usual(key) if graph else True
-        usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS or self._is_repeated(key))
+        usual = usual and (trains or self._counts.get(key, 0) >= SEEN_EVALUATIONS or self._is_repeated(key))
         whole = self.whole or self._more_at == self._recorder.cycles - 1
         usual = usual and not (trains and whole) and not _transformed(args, kwargs, module)
         # Also in evaluation: a model that adapts to each task asks for gradients of its weights there.

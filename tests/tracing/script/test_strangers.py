@@ -55,6 +55,31 @@ for step in range(24):
     x = torch.randn(64, 64, device="cuda")
     model(x, CHOICE).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+COLLECTED = """
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(640, 64), torch.arange(640) % 10)
+model = nn.Linear(64, 10).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(3):
+    model.train()
+    for x, y in DataLoader(data, 16, shuffle=True):
+        F.cross_entropy(model(x.cuda()), y.cuda()).backward(); optimizer.step(); optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        found = torch.cat([model(x.cuda()).cpu() for x, y in DataLoader(data, 16)])
+    scores = [float(found[number, label]) for number, (x, label) in enumerate(data)]
+"""
+PADS = """
+words = torch.randint(3, 40, (4, 20)); words[0, 15:] = 0
+model = nn.Embedding(40, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    texts = [row[row != 0] for row in words.cuda()]
+    end = texts[0].new([2])
+    padded = end.new(4, 24).fill_(1)
+    for row, text in enumerate(texts):
+        padded[row, : len(text) + 1] = torch.cat([text, end])
+    assert [int(word) for word in padded[0]] == [*words[0, :15].tolist(), 2, *[1] * 8]
+    model(padded).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 COPIED = """
 P = nn.parallel; model = nn.Linear(512, 4096).cuda(); optimizer = torch.optim.Adam(model.parameters())
 for step in range(5):
@@ -560,6 +585,12 @@ def test_squares_cut_out_by_masks_and_models_with_parameters_of_their_own_are_tr
     tmp_path: Path, text: str
 ) -> None:
     assert _traced(tmp_path, text).facts["steps"] == 5
+
+
+@pytest.mark.parametrize("text", [COLLECTED, PADS], ids=["collected", "pads"])
+def test_what_is_collected_of_a_data_set_and_padded_by_hand_is_as_on_a_gpu(tmp_path: Path, text: str) -> None:
+    traced = _traced(tmp_path, text, 60.0)
+    assert traced.facts["ended"], traced.facts.get("failure")
 
 
 def test_graphs_of_evaluations_without_no_grad_are_beside_what_is_called_then(tmp_path: Path) -> None:
