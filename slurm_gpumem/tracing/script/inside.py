@@ -24,6 +24,7 @@ from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
 from slurm_gpumem.tracing.script import replaced, streams
+from slurm_gpumem.tracing.script.cuda_answers import install_answers
 from slurm_gpumem.tracing.script.fast_forward import FastForward
 from slurm_gpumem.tracing.script.generation import Generation
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
@@ -36,7 +37,7 @@ from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.script.summary import name_parameters, summary_of
 from slurm_gpumem.tracing.script.unwritten import Unwritten
-from slurm_gpumem.tracing.script.world import CudaWorld, install_answers
+from slurm_gpumem.tracing.script.world import CudaWorld
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
 

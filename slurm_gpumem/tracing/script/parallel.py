@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from slurm_gpumem.summaries.trace_types import BUCKET, BUCKET_CAP, ddp_buckets
 from slurm_gpumem.tracing.script import between_gpus, launchers, process_group
+from slurm_gpumem.tracing.script.cuda_answers import Nothing
 from slurm_gpumem.tracing.script.process_group import Nccl
-from slurm_gpumem.tracing.script.world import Nothing
 
 _REBUILT_IN = 2
 """The pass that makes DDP's one first bucket into several."""

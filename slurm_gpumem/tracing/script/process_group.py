@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable
 
 from slurm_gpumem.summaries.trace_types import NCCL, NCCL_FIRST_GROUP, NCCL_FURTHER_GROUP
-from slurm_gpumem.tracing.script.world import Nothing
+from slurm_gpumem.tracing.script.cuda_answers import Nothing
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier", "broadcast_object_list")
 _BY_BACKEND = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",

@@ -21,6 +21,8 @@ from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 ENOUGH_STEPS = 3
 CALM_CYCLES = 3
 """Cycles alike after which nothing new is expected of training itself."""
+_LONG_CYCLE_S = 2.0
+"""A cycle that takes longer, alike the one before it, is enough: there is no time for many of them."""
 _NOT_ALIKE_S = 5.0
 """After which training that never repeats itself has shown enough: the rest is for what comes after it."""
 _LATE_S = 4.0
@@ -84,6 +86,7 @@ class Steps:
         self._called = (-1, 0.0)
         """Operators that were run, and when their number was last seen to change."""
         self._calm = 0
+        self._cycle_ended = 0.0
         self._enough_since: Optional[float] = None
         self._varied_enough = False
         self.evaluating: Set[str] = set()
@@ -255,8 +258,7 @@ class Steps:
         if self._leader() is optimizer:
             self.accumulation = max(1, self.backwards)
             self.backwards = 0
-            alike = recorder.end_cycle()
-            self._calm = self._calm + 1 if alike or self.skipped() else 0
+            self._end_cycle()
             self._look_for_growth()
         recorder.enter("forward", self._number())
         if self._is_enough():
@@ -297,10 +299,15 @@ class Steps:
         self.counts[0] = self.counts.get(0, 0) + 1
         self.taken += 1
         self.backwards = 0
-        alike = self._recorder.end_cycle()
-        self._calm = self._calm + 1 if alike or self.skipped() else 0
+        self._end_cycle()
         if self._is_enough():
             self._done()
+
+    def _end_cycle(self) -> None:
+        now, alike = spent(), self._recorder.end_cycle()
+        by = CALM_CYCLES if now - self._cycle_ended > _LONG_CYCLE_S else 1
+        self._calm = self._calm + by if alike or self.skipped() else 0
+        self._cycle_ended = now
 
     def _look_for_growth(self) -> None:
         """After a cycle: whether it needed more than all before it."""

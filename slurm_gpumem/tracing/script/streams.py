@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slurm_gpumem.tracing.script.world import Nothing
+from slurm_gpumem.tracing.script.cuda_answers import Nothing
 
 FURTHER_STREAM = 70 << 20
 """What the driver takes, outside of PyTorch's allocator, when work is given to a second stream: 64 to 70 MiB
