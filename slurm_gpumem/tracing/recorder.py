@@ -89,6 +89,8 @@ class Recorder(TorchDispatchMode):
         self.kernels = Kernels()
         self.shares = Uneven()
         self.chance = chance()
+        self.computes_again = False
+        """Whether a checkpoint is computed again that wants as many saved tensors as the first time."""
         self.stream = ""
         """The stream that is given work, where it is not the usual one ..."""
         self.pool = 0

@@ -77,7 +77,7 @@ class FastForward:
         places = self._places
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if places.depth:
+            if places.depth or self._recorder.computes_again:
                 return real(module, *args, **kwargs)
             if self._recorder.loading and _transforms(module):
                 return module.forward(*args, **kwargs)

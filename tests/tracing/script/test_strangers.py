@@ -301,6 +301,21 @@ for step in range(5):
         x = checkpoint(block, x, outer, use_reentrant=False)
     x.sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+RECOMPUTED = """
+from torch.utils.checkpoint import checkpoint
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)]) for _ in range(3))
+    def forward(self, x):
+        for one, two in self.blocks:
+            x = checkpoint(lambda y: two(one(y).relu()).sigmoid(), x, use_reentrant=False)
+        return x
+model = Blocks().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model.register_forward_hook(lambda *given: None)  # what may be kept by a hook is run each time
+for step in range(20):
+    model(torch.randn(64, 32, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 BYTES = """
 model = nn.Linear(64, 30).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(5):
@@ -514,6 +529,11 @@ def test_lengths_on_the_gpu_are_the_known_ones_or_the_longest(
 
 def test_experts_that_a_checkpoint_computes_again_have_as_many_rows_as_before(tmp_path: Path) -> None:
     facts = _traced(tmp_path, EXPERTS).facts
+    assert facts["ended"], facts
+
+
+def test_no_layer_of_a_checkpoint_is_left_out_where_it_is_computed_again(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, RECOMPUTED).facts
     assert facts["ended"], facts
 
 
