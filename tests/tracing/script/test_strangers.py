@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import List, Sequence
 
@@ -672,6 +673,17 @@ def test_a_longer_rollout_is_run_with_all_its_frames_after_shorter_ones_were_ski
     assert traced.facts["ended"]
     assert traced.facts["peak_bytes"] > 16 * FRAME
     assert not parse(traced.summary.decode(), origin="traced").warnings
+
+
+def test_two_steps_after_a_longer_one_are_run_whole_as_the_second_may_reserve_more(tmp_path: Path) -> None:
+    trace = parse(_traced(tmp_path, ROLLOUT.replace("LONG", "12")).summary.decode(), origin="traced").trace
+    assert trace is not None
+    frames = Counter(
+        trace.phase_of(index).step
+        for index, value in enumerate(trace.events)
+        if value >= 0 and trace.sites[value].bytes_at(trace.job.batch) == FRAME
+    )
+    assert len([step for step, count in frames.items() if count >= 16]) == 3, frames
 
 
 def test_a_last_step_that_is_longer_and_not_run_whole_is_warned_of(tmp_path: Path) -> None:
