@@ -1,7 +1,8 @@
 """Checkpointed activations: noticed, and what is computed again meets the guesses of the first time.
 
 Sizes that depend on data are guessed (`choices`), one after the other. A block that is computed again in the
-backward pass must get the sizes that it had, or torch says that its tensors are others than before.
+backward pass must get the sizes that it had, or torch says that its tensors are others than before. For the
+same reason no part of it is left out then (`script.fast_forward`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def install(recorder: Any, saw: Callable[[], None]) -> None:
 
     for name in _INSIDE:
         if hasattr(checkpointing, name):
-            setattr(checkpointing, name, _noticed(getattr(checkpointing, name), replaced))
+            setattr(checkpointing, name, _noticed(recorder, getattr(checkpointing, name), replaced))
 
 
 def _with_its_guesses(recorder: Any, function: Any) -> Any:
@@ -58,7 +59,20 @@ def _with_its_guesses(recorder: Any, function: Any) -> Any:
     return run
 
 
-def _noticed(real: Any, replaced: Replaced) -> Any:
+def _whole(recorder: Any, function: Any) -> Any:
+    """The function, which says while it runs that something is computed again."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before, recorder.computes_again = recorder.computes_again, True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.computes_again = before
+
+    return run
+
+
+def _noticed(recorder: Any, real: Any, replaced: Replaced) -> Any:
     if isinstance(real, type):
 
         class Noticed(real):  # type: ignore[misc]
@@ -70,6 +84,6 @@ def _noticed(real: Any, replaced: Replaced) -> Any:
 
     def noticed(function: Any, *args: Any, **kwargs: Any) -> Any:
         # Only what is computed again runs by this one; the first time, right after this, is checkpoint()'s.
-        return real(replaced(function), *args, **kwargs)
+        return real(_whole(recorder, replaced(function)), *args, **kwargs)
 
     return noticed

@@ -86,9 +86,13 @@ class Recorder(TorchDispatchMode):
         self.warnings: Dict[str, None] = {}
         """What a user should know before relying on the figures."""
         self._warned: Set[str] = set()
+        self.flat_loops: Set[Tuple[str, bool]] = set()
+        """Loops that values end, with gradients or not, whose rounds leave no more memory than they found."""
         self.kernels = Kernels()
         self.shares = Uneven()
         self.chance = chance()
+        self.computes_again = False
+        """Whether a checkpoint is computed again that wants as many saved tensors as the first time."""
         self.stream = ""
         """The stream that is given work, where it is not the usual one ..."""
         self.pool = 0

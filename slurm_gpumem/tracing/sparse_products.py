@@ -152,16 +152,49 @@ def _transposed(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _coalesced(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Entries in order, and no place twice: how many differ is not known, so all of them."""
-    if not _sparse(args[0]):
-        return func(*args, **kwargs)
-    name, count = func._schema.name, int(args[0]._nnz())
+    """Entries in order, and no place twice."""
+    return _in_order(recorder, func._schema.name, args[0]) if _sparse(args[0]) else func(*args, **kwargs)
+
+
+def _in_order(recorder: Any, name: str, matrix: Tensor) -> Tensor:
+    """How many entries differ is not known: all of them, as far as there are places."""
+    count, dims = int(matrix._nnz()), matrix.sparse_dim()
     scratch = _sorting(recorder, name, count)
-    result = sparse_on_meta(args[0])._coalesced_(True)
+    result = _like(matrix, min(count, prod(matrix.shape[:dims])), matrix.shape, dims)._coalesced_(True)
     recorder.note(result, name)
     for number in reversed(scratch):
         recorder.drop(number)
     return result
+
+
+def _sum(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum along some dimensions: entries that lose a place to tell them apart become one."""
+    matrix = args[0]
+    if not _sparse(matrix) or matrix.layout != torch.sparse_coo:
+        return func(*args, **kwargs)
+    name, summed = func._schema.name, {int(dim) % matrix.dim() for dim in args[1]}
+    kept = [dim for dim in range(matrix.dim()) if dim not in summed]
+    shape = [int(matrix.shape[dim]) for dim in kept]
+    sparse = len([dim for dim in kept if dim < matrix.sparse_dim()])
+    if not sparse:  # no places are left: the sum of the values
+        result = torch.empty(shape, dtype=matrix.dtype, device="meta")
+        recorder.note(result, name)
+        return result
+    copied = _like(matrix, int(matrix._nnz()), shape, sparse)
+    recorder.note(copied, name)
+    return _in_order(recorder, name, copied)
+
+
+def _sum_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The gradient of what was summed has entries where that had some."""
+    return sparse_on_meta(args[1]) if _sparse(args[1]) else func(*args, **kwargs)
+
+
+def _like(matrix: Tensor, count: int, shape: Any, sparse: int) -> Tensor:
+    """As many entries of the matrix's type in another shape, of which so many dimensions are sparse."""
+    indices = torch.empty((sparse, count), dtype=torch.int64, device="meta")
+    values = torch.empty((count, *shape[sparse:]), dtype=matrix.dtype, device="meta")
+    return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False)
 
 
 def sparse_result(func: Any, args: Any) -> Tensor:
@@ -216,5 +249,7 @@ SPARSE_PRODUCTS: Dict[Any, Callable[..., Any]] = {
     aten.t.default: _transposed,
     aten.transpose.int: _transposed,
     aten._coalesce.default: _coalesced,
+    aten._sparse_sum.dim: _sum,
+    aten._sparse_sum_backward.default: _sum_backward,
     aten.sparse_mask.default: _masked,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import pytest
 
@@ -142,3 +142,27 @@ def test_a_matrix_of_unknown_values_that_goes_to_the_cpu_stays_sparse(layout: st
     assert (back.device.type, back.layout, back._nnz()) == ("cpu", matrix.layout, 5000)
     if layout == "coo":
         assert torch.sparse.softmax(back, dim=1)._nnz() == 5000, "no two entries at one place"
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "entries"), [((1,), (50, 3), 50), ((2,), (50, 40), 900), ((0, 1), (3,), None)]
+)
+def test_a_sum_of_entries_has_the_other_dimensions_and_no_more_entries_than_places(
+    dims: Tuple[int, ...], shape: Tuple[int, ...], entries: Optional[int]
+) -> None:
+    import torch
+
+    places = torch.empty((2, 900), dtype=torch.int64, device="meta")
+    values = torch.empty((900, 3), device="meta", requires_grad=True)
+    with _recorder():
+        matrix = torch.sparse_coo_tensor(places, values, (50, 40, 3), check_invariants=False)
+        result = torch.sparse.sum(matrix, dim=dims)
+        assert result.shape == shape
+        assert (result._nnz() if result.is_sparse else None) == entries
+        dense = result.to_dense()
+        assert dense.shape == shape
+        assert dense.layout == torch.strided
+        if entries is not None:
+            dense.sum().backward()
+            assert values.grad is not None
+            assert values.grad.shape == values.shape

@@ -23,7 +23,7 @@ from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
-from slurm_gpumem.tracing.script import replaced, streams
+from slurm_gpumem.tracing.script import others_files, replaced, streams
 from slurm_gpumem.tracing.script.cuda_answers import install_answers
 from slurm_gpumem.tracing.script.fast_forward import FastForward
 from slurm_gpumem.tracing.script.generation import Generation
@@ -131,6 +131,7 @@ class Tracer:
         self.skips.install()
         self.generation.install()
         self.unwritten.install()
+        others_files.install()
         self._in_every_thread()
         self.world.__enter__()
         recorder.__enter__()

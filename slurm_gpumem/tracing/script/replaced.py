@@ -19,6 +19,7 @@ from slurm_gpumem.tracing.script import (
     epochs,
     flash_package,
     longest,
+    others_files,
     parallel,
     quantized,
     rounds,
@@ -291,6 +292,7 @@ def _checkpoints(tracer: Any) -> None:
         if path:
             written.add(path)
             tracer.unwritten.wrote(path)
+            others_files.about_to_write(path)  # PyTorch's C++ opens it
         return real(obj, f, *args, **kwargs)
 
     torch.save = save

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import List, Sequence
 
@@ -326,6 +327,21 @@ for step in range(5):
         x = checkpoint(block, x, outer, use_reentrant=False)
     x.sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+RECOMPUTED = """
+from torch.utils.checkpoint import checkpoint
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)]) for _ in range(3))
+    def forward(self, x):
+        for one, two in self.blocks:
+            x = checkpoint(lambda y: two(one(y).relu()).sigmoid(), x, use_reentrant=False)
+        return x
+model = Blocks().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model.register_forward_hook(lambda *given: None)  # what may be kept by a hook is run each time
+for step in range(20):
+    model(torch.randn(64, 32, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 BYTES = """
 model = nn.Linear(64, 30).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for step in range(5):
@@ -336,6 +352,16 @@ for step in range(5):
     far = (out > 0.5).byte()
     out[far] = 0
     (out[mask].sum() + out[far].sum()).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+SELECTED = """
+model = nn.Linear(64, 80).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    lengths = torch.tensor([30, 20, 12, 7]).cuda(); target = torch.randn(4, 30, 80).cuda()
+    mask = torch.arange(30, device="cuda")[None] < lengths[:, None]
+    out = model(torch.randn(4, 30, 64, device="cuda")).masked_select(mask.unsqueeze(-1))
+    assert out.shape == (69 * 80,), out.shape
+    F.l1_loss(out, target.masked_select(mask.unsqueeze(-1))).backward()
+    optimizer.step(); optimizer.zero_grad()
 """
 UNKNOWN = """
 labels = torch.randn(320, 10, device="cuda").argmax(1)
@@ -542,6 +568,11 @@ def test_experts_that_a_checkpoint_computes_again_have_as_many_rows_as_before(tm
     assert facts["ended"], facts
 
 
+def test_no_layer_of_a_checkpoint_is_left_out_where_it_is_computed_again(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, RECOMPUTED).facts
+    assert facts["ended"], facts
+
+
 def test_models_are_copied_to_the_only_gpu_as_to_several(tmp_path: Path) -> None:
     facts = _traced(tmp_path, COPIED).facts
     assert facts["ended"], facts
@@ -560,6 +591,10 @@ def test_models_are_copied_to_the_only_gpu_as_to_several(tmp_path: Path) -> None
 def test_loops_end_when_masks_leave_nothing_to_choose(tmp_path: Path, ruled_out: str, choose: str) -> None:
     facts = _traced(tmp_path, TOURS.replace("RULED_OUT", ruled_out).replace("CHOOSE", choose)).facts
     assert facts["cycles"] >= 3, facts
+
+
+def test_a_known_mask_selects_as_many_of_what_a_model_predicts_as_of_its_targets(tmp_path: Path) -> None:
+    assert _traced(tmp_path, SELECTED).facts["ended"]
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
@@ -683,6 +718,17 @@ def test_a_longer_rollout_is_run_with_all_its_frames_after_shorter_ones_were_ski
     assert traced.facts["ended"]
     assert traced.facts["peak_bytes"] > 16 * FRAME
     assert not parse(traced.summary.decode(), origin="traced").warnings
+
+
+def test_two_steps_after_a_longer_one_are_run_whole_as_the_second_may_reserve_more(tmp_path: Path) -> None:
+    trace = parse(_traced(tmp_path, ROLLOUT.replace("LONG", "12")).summary.decode(), origin="traced").trace
+    assert trace is not None
+    frames = Counter(
+        trace.phase_of(index).step
+        for index, value in enumerate(trace.events)
+        if value >= 0 and trace.sites[value].bytes_at(trace.job.batch) == FRAME
+    )
+    assert len([step for step, count in frames.items() if count >= 16]) == 3, frames
 
 
 def test_a_last_step_that_is_longer_and_not_run_whole_is_warned_of(tmp_path: Path) -> None:
