@@ -352,6 +352,7 @@ class Tracer:
         """Where the script is, once a second, until training is seen; then how far it is."""
         while not self._finished:
             time.sleep(1.0)
+            self.recorder.due = True
             # No look at frames while models are called: they would keep the script's tensors alive.
             if self._claimed:
                 self._report.say(cycles=self.recorder.cycles)

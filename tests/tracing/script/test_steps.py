@@ -81,6 +81,8 @@ def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
 
     state, limits = State(), Limits(seconds=100.0)
     assert _allowed(limits, state) == 100.0
+    _take({"training": True}, state)
+    assert 104.0 > _allowed(limits, state) > 102.0, "time to see that it is late"
     _take({"finishing": True}, state)
     assert _allowed(limits, state) > 110.0
 

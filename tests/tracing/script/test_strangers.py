@@ -439,6 +439,14 @@ for step in range(60):
     loss.backward(); optimizer.step(); optimizer.zero_grad()
     if step % 3: assert right_of(y, labels)[1] == count
 """
+SLOW_CALLS = """
+import time
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+for step in range(5):
+    model(x).mean().backward(); optimizer.step(); optimizer.zero_grad()
+for picture in range(60): time.sleep(1.5); x.sum()
+"""
 
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
@@ -700,3 +708,9 @@ def test_transforms_of_samples_are_real_and_no_part_of_a_step(tmp_path: Path) ->
 def test_losses_that_count_what_is_in_a_batch_count_each_batch(tmp_path: Path) -> None:
     traced = _traced(tmp_path, COUNTING_LOSSES)
     assert traced.facts["ended"], traced.facts.get("onward_failure")
+
+
+def test_time_ends_a_script_whose_calls_take_long_each(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, SLOW_CALLS)
+    assert not traced.facts["ended"]
+    assert traced.seconds < 60
