@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.summaries.trace_types import Kernel, Polynomial
+from slurm_gpumem.tracing.values import is_view
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NORMS = ("batch_norm", "layer_norm", "group_norm", "rms_norm", "instance_norm")
@@ -151,12 +152,7 @@ def _kind_of(func: Any) -> str:
         return "gather"
     if short in _SERIAL:
         return "serial"
-    return VIEW if _is_view(func) else "pointwise"
-
-
-def _is_view(func: Any) -> bool:
-    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
-    return bool(aliases) and not any(alias.is_write for alias in aliases)
+    return VIEW if is_view(func) else "pointwise"
 
 
 _PRODUCTS = {

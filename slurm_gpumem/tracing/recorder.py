@@ -27,7 +27,7 @@ from slurm_gpumem.tracing.sized import BY_NAME, SIZED, selected
 from slurm_gpumem.tracing.solvers import UNMEASURED
 from slurm_gpumem.tracing.sparse_products import is_sparse, parts_of
 from slurm_gpumem.tracing.unknown import assumed
-from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
+from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_view, is_wrapped
 from slurm_gpumem.units import MIB
 
 _HANDLERS: Dict[Any, Callable[..., Any]] = {**HANDLERS, **READ, **READS, **SIZED}
@@ -289,7 +289,8 @@ class Recorder(TorchDispatchMode):
             follow(func, args, kwargs, result)
         track(func, args, kwargs, result, self.shares)
         follow_choices(self, func, args, kwargs, result)
-        self.note_result(result, name)
+        # Views have one storage in common; code that loops over a tensor's rows makes a list of many.
+        self.note_result(result[:1] if is_view(func) and isinstance(result, (tuple, list)) else result, name)
         if name in MATMULS and not is_sparse(args):
             self.cublas(name)
         elif name in UNMEASURED:

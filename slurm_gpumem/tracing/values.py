@@ -9,6 +9,7 @@ up, and the trace says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -113,6 +114,8 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     if result is None and name.startswith(_EACH) and args and isinstance(args[0], (tuple, list)):
         _follow_each(func, args, kwargs)
         return
+    if is_view(func) and isinstance(args[0], Tensor) and value_of(args[0]) is None:
+        return  # new tensors, of which nothing is known
     outputs = [result] if isinstance(result, Tensor) else result
     if not isinstance(outputs, (tuple, list)) or not outputs:
         return
@@ -190,7 +193,7 @@ def _worth_it(func: Any, args: Any, outputs: Any) -> bool:
             return False  # weights: nobody's sizes depend on them
     elif not _is_copied(first):
         return False
-    elif _is_view(func):
+    elif is_view(func):
         return True
     elif func not in _CHEAP and torch.Tag.pointwise not in func.tags:
         return False
@@ -209,7 +212,9 @@ def _is_copied(first: Any) -> bool:
     return bool(getattr(getattr(first, _NAME, None), _COPIED, False))
 
 
-def _is_view(func: Any) -> bool:
+@cache
+def is_view(func: Any) -> bool:
+    """Whether an operator's results lie in the memory of what it is given."""
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
     return bool(aliases) and not any(alias.is_write for alias in aliases)
 

@@ -332,6 +332,8 @@ class Tracer:
 
     def _failed_by(self, error: BaseException) -> None:
         """The script's own exception; past what was worth running, what was seen until then holds."""
+        if self._finished and threading.get_ident() != self._finisher:
+            _wait_for_the_end()  # another thread is writing down what was seen, and nothing has values
         self._failure = f"{own_words(error)}\n{user_line(error)}"
         if not self.steps.counts:
             self._claimed = False  # in its first optimizer step: there is no training to tell of
@@ -354,6 +356,7 @@ class Tracer:
         """Where the script is, once a second, until training is seen; then how far it is."""
         while not self._finished:
             time.sleep(1.0)
+            self.recorder.due = True
             # No look at frames while models are called: they would keep the script's tensors alive.
             if self._claimed:
                 self._report.say(cycles=self.recorder.cycles)

@@ -48,6 +48,8 @@ _POLL_S = 0.1
 _TAIL_LINES = 40
 _FINISH_S = 3.0
 """Before the limit, the traced process ends by itself if it has seen training ..."""
+_QUIET_S = 3.0
+"""... or this much after it, where it is busy with something else than PyTorch (`steps.Steps.is_late`) ..."""
 _WRITING_S = 30.0
 """... and may take so much longer to write down what it has seen: millions of events on a busy machine."""
 
@@ -264,7 +266,9 @@ def _watch(
 
 
 def _allowed(limits: Limits, state: State) -> float:
-    return limits.seconds + (_WRITING_S if state.finishing else 0.0)
+    if state.finishing:
+        return limits.seconds + _WRITING_S
+    return limits.seconds + (_QUIET_S if state.training else 0.0)
 
 
 def _take(message: Dict[str, Any], state: State) -> None:

@@ -42,6 +42,8 @@ class Running:
         self._ended: Optional[float] = None
         """When the last round was over, if from there on known steps are skipped: the others take longer."""
         self._seconds: Deque[float] = deque(maxlen=FEW)
+        self._over = spent()
+        """When the last round was over, however it was run."""
         self._live: Deque[Tuple[int, int]] = deque(maxlen=_KEEPING)
         """After each of the last rounds: bytes, and how many rounds it is from the one before."""
         self._counts: Deque[Dict[str, int]] = deque(maxlen=FEW)
@@ -66,21 +68,22 @@ class Running:
         if self._ended is not None:
             self._seconds.append(now - self._ended)
         self._ended = now if self._steps.fast_forward else None
+        took, self._over = now - self._over, now
         self._live.append((self._recorder.live_bytes, self._jump))
         self._look_for_what_is_kept()
         if self._growth is None:
             self._counts.append(counters.counts(self.loop.path, frame))
         self._jump = 1
         left = self.total - self.at - 1
-        if (
-            self.trained < self._few
-            or len(self._seconds) < _LEAST_TIMES
-            or left <= 1
-            or not self._steps.fast_forward
-            or self._keeps
-        ):
+        if left <= 1 or not self._steps.fast_forward or self._keeps:
             return 1
-        rest, each = self.time_left(frame), min(self._seconds)
+        if self.trained < self._few or len(self._seconds) < _LEAST_TIMES:
+            # Rounds that show how long one takes, and then the last: not if there is no time for them.
+            if took * (_LEAST_TIMES + 1) <= self._steps.time_left():
+                return 1
+        else:
+            took = min(self._seconds)
+        rest, each = self.time_left(frame), took
         if left * each <= rest:
             return 1
         counted = self._counted(frame)

@@ -59,7 +59,9 @@ class ScriptRecorder(Recorder):
         self.calls = 0
         """Operators that the script has run."""
         self.every_few: Callable[[], None] = lambda: None
-        """Called every few hundred operators."""
+        """Called every few hundred operators ..."""
+        self.due = False
+        """... and before the next one where this is set: some take seconds."""
         self.loading = 0
         """Whether a loader makes a batch: what it does on the CPU is its own."""
 
@@ -310,7 +312,8 @@ class ScriptRecorder(Recorder):
         if self.off:
             return func(*args, **kwargs)
         self.calls += 1
-        if self.calls % _FEW == 0:
+        if self.due or self.calls % _FEW == 0:
+            self.due = False
             self.every_few()
         if kwargs.get("pin_memory"):  # of code that autograd calls, where no other mode is at work
             kwargs = {**kwargs, "pin_memory": False}

@@ -98,6 +98,7 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
         tensor.tolist: _tolist,
         **dict.fromkeys((tensor.__getitem__, tensor.__setitem__), _item),
         **dict.fromkeys((tensor.__float__, tensor.__int__, tensor.__index__, tensor.__bool__), _read),
+        tensor.item: _read,
         tensor.__format__: _format,
         tensor.type: _type,
         torch.device: _named,
@@ -122,18 +123,25 @@ def _named(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 
 def _item(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     """Numbers of a tensor of the CPU: scripts make batches of them one by one, so that nobody looks on."""
-    if args[0].device.type == "cpu" and not vars(args[0]) and all(_is_plain(arg) for arg in args[1:]):
+    if _is_of_cpu(args[0]) and all(_is_plain(arg) for arg in args[1:]):
         with torch._C._DisableTorchDispatch():
             return func(*args)
     return func(*args, **kwargs)
 
 
+def _is_of_cpu(tensor: Any) -> bool:
+    """Whether nothing of a tensor came from the GPU."""
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not vars(tensor)
+
+
 def _is_plain(index: Any) -> bool:
-    """Whether it is made of numbers that are no tensors."""
+    """Whether it is made of numbers, and of tensors of the CPU."""
     if isinstance(index, slice):
         return _is_plain(index.start) and _is_plain(index.stop) and _is_plain(index.step)
-    if isinstance(index, tuple):
+    if isinstance(index, (tuple, list)):
         return all(_is_plain(one) for one in index)
+    if isinstance(index, torch.Tensor):
+        return _is_of_cpu(index)
     return index is None or isinstance(index, (int, float))
 
 
@@ -172,6 +180,9 @@ def _tolist(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 
 def _read(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     """A number: `torch.Tensor([loss])` reads it with all modes off, who answers for it among them."""
+    if _is_of_cpu(args[0]):
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **kwargs)
     keys = torch._C.DispatchKey
     if not torch._C._dispatch_tls_is_dispatch_key_excluded(keys.Python):
         return func(*args, **kwargs)

@@ -24,14 +24,17 @@ def test_numbers_written_and_read_one_by_one_do_not_pass_by_the_recorder() -> No
     import torch
 
     world, recorder = _world()
-    batch = torch.zeros(4, 3)
+    batch, words = torch.zeros(4, 3), torch.tensor([1, 2])
     with world, recorder:
         batch[2] = 7
+        batch[3, words[1]] = words[0]
+        batch[[0, 0], words] = batch[2, words]
+        batch[0] = 0 if words[0].item() == int(words[0]) == 1 and words[1] else 1
         batch[1, 2] = 5.0
         batch[0:2][1][0] = True
         last = batch[-1]
-    assert batch.tolist() == [[0, 0, 0], [1, 0, 5], [7, 7, 7], [0, 0, 0]]
-    assert last.tolist() == [0, 0, 0]
+    assert batch.tolist() == [[0, 0, 0], [1, 0, 5], [7, 7, 7], [0, 0, 1]]
+    assert last.tolist() == [0, 0, 1]
     assert recorder.calls == 0
 
 

@@ -81,6 +81,8 @@ def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
 
     state, limits = State(), Limits(seconds=100.0)
     assert _allowed(limits, state) == 100.0
+    _take({"training": True}, state)
+    assert 104.0 > _allowed(limits, state) > 102.0, "time to see that it is late"
     _take({"finishing": True}, state)
     assert _allowed(limits, state) > 110.0
 
@@ -121,3 +123,18 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
         return there() is None
 
     assert train()
+
+
+def test_an_error_while_another_thread_writes_down_what_was_seen_is_not_the_scripts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from slurm_gpumem.tracing.script import inside
+
+    def wait() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(inside, "_wait_for_the_end", wait)
+    tracer: Any = SimpleNamespace(_finished=True, _finisher=-1, _failure="")
+    with pytest.raises(SystemExit):
+        inside.Tracer._failed_by(tracer, RuntimeError("no values"))
+    assert not tracer._failure

@@ -490,6 +490,27 @@ for step in range(60):
     loss.backward(); optimizer.step(); optimizer.zero_grad()
     if step % 3: assert right_of(y, labels)[1] == count
 """
+SLOW_CALLS = """
+import time
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+for step in range(5):
+    model(x).mean().backward(); optimizer.step(); optimizer.zero_grad()
+for picture in range(60): time.sleep(1.5); x.sum()
+"""
+LONG_ROUNDS = """
+import time
+class Films:
+    def __init__(self): self.at = 0
+    def has_next(self): return self.at < 10
+    def next_batch(self): self.at += 1; time.sleep(0.3); return torch.randn(32 + self.at, 64)
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(model.parameters()); films = Films()
+for epoch in range(30):
+    while films.has_next():
+        model(films.next_batch().cuda()).mean().backward(); optimizer.step(); optimizer.zero_grad()
+    films.at = 0
+    if epoch == 29: whole = torch.zeros(1 << 26, device="cuda")
+"""
 
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
@@ -777,3 +798,15 @@ def test_transforms_of_samples_are_real_and_no_part_of_a_step(tmp_path: Path) ->
 def test_losses_that_count_what_is_in_a_batch_count_each_batch(tmp_path: Path) -> None:
     traced = _traced(tmp_path, COUNTING_LOSSES)
     assert traced.facts["ended"], traced.facts.get("onward_failure")
+
+
+def test_time_ends_a_script_whose_calls_take_long_each(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, SLOW_CALLS)
+    assert not traced.facts["ended"]
+    assert traced.seconds < 60
+
+
+def test_of_rounds_that_take_long_the_first_and_the_last_are_run(tmp_path: Path) -> None:
+    facts = _traced(tmp_path, LONG_ROUNDS, onward_s=9.0).facts
+    assert facts["ended"], facts
+    assert facts["peak_bytes"] > 1 << 28
