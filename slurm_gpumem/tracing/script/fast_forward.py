@@ -3,7 +3,7 @@
 A model that is called with the same shapes as before answers with tensors of the same shapes as before; what
 is noted is the first time. Gradients are made again after each backward pass, so that they are alive where
 they would be. Where training does more than before (a longer rollout, a loss that is switched on) after calls
-that were skipped, their graphs are missing beside it: the next cycle is run whole. What goes wrong in this
+that were skipped, their graphs are missing beside it: the next two are run whole. What goes wrong in this
 mode ends the trace with what was seen until then.
 """
 
@@ -30,6 +30,9 @@ _SEEN_EVALUATIONS = 4
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
 kept, as in an evaluation without no_grad."""
+_WHOLE_AFTER_MORE = 2
+"""Cycles that are run whole after one that did more than before. The first is beside what that one left; in
+the second its blocks lie where the first left gaps, and what PyTorch reserves may still grow."""
 _SPARSE = "_gpumem_sparse"
 """Marks parameters whose gradients have rows for what a batch used only: there are none of others."""
 
@@ -109,7 +112,7 @@ class FastForward:
         graph = trains or (torch.is_grad_enabled() and learns)
         usual = self._usual(key) if graph else True
         usual = usual and (trains or self._counts.get(key, 0) >= _SEEN_EVALUATIONS or self._is_repeated(key))
-        whole = self.whole or self._more_at == self._recorder.cycles - 1
+        whole = self.whole or self._is_after_more()
         usual = usual and not (trains and whole) and not _transformed(args, kwargs, module)
         # Also in evaluation: a model that adapts to each task asks for gradients of its weights there.
         asked = graph and self.whole
@@ -188,6 +191,10 @@ class FastForward:
         self._largest[id(module)] = max(elements, self._largest.get(id(module), -1))
         if self.skipping and (more or known is not None):
             self._more_at = self._recorder.cycles
+
+    def _is_after_more(self) -> bool:
+        """Whether the training cycle at work comes soon after one that did more."""
+        return self._more_at is not None and 0 < self._recorder.cycles - self._more_at <= _WHOLE_AFTER_MORE
 
     @property
     def does_more(self) -> bool:
