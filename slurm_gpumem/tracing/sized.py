@@ -34,6 +34,11 @@ def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return result
     name = func._schema.name[6:]
     mask = args[1] if name == "masked_select" else args[0]
+    known = (mask if mask.device.type == "cpu" else value_of(mask)) if name == "masked_select" else None
+    if known is not None:
+        # Of data that nobody knows, by a mask that is known; every element of it counts for as many.
+        whole = math.prod(torch.broadcast_shapes(args[0].shape, mask.shape))
+        return _shaped(name, args, int(known.count_nonzero()) * whole // max(1, known.numel()))
     if name in ("nonzero", "masked_select") and share_of(mask) is not None:
         recorder.assume_equal_shares(f"the result of {name}")
         return _shaped(name, args, rows_of(mask, recorder.shares))

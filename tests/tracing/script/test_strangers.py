@@ -327,6 +327,16 @@ for step in range(5):
     out[far] = 0
     (out[mask].sum() + out[far].sum()).backward(); optimizer.step(); optimizer.zero_grad()
 """
+SELECTED = """
+model = nn.Linear(64, 80).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    lengths = torch.tensor([30, 20, 12, 7]).cuda(); target = torch.randn(4, 30, 80).cuda()
+    mask = torch.arange(30, device="cuda")[None] < lengths[:, None]
+    out = model(torch.randn(4, 30, 64, device="cuda")).masked_select(mask.unsqueeze(-1))
+    assert out.shape == (69 * 80,), out.shape
+    F.l1_loss(out, target.masked_select(mask.unsqueeze(-1))).backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
 UNKNOWN = """
 labels = torch.randn(320, 10, device="cuda").argmax(1)
 F.one_hot(labels)
@@ -555,6 +565,10 @@ def test_models_are_copied_to_the_only_gpu_as_to_several(tmp_path: Path) -> None
 def test_loops_end_when_masks_leave_nothing_to_choose(tmp_path: Path, ruled_out: str, choose: str) -> None:
     facts = _traced(tmp_path, TOURS.replace("RULED_OUT", ruled_out).replace("CHOOSE", choose)).facts
     assert facts["cycles"] >= 3, facts
+
+
+def test_a_known_mask_selects_as_many_of_what_a_model_predicts_as_of_its_targets(tmp_path: Path) -> None:
+    assert _traced(tmp_path, SELECTED).facts["ended"]
 
 
 def test_masks_of_bytes_choose_as_those_of_truths_do(tmp_path: Path) -> None:
