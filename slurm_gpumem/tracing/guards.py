@@ -21,6 +21,9 @@ _ROUNDS = 20
 """Equal answers after which a loop gets others; values may become known in its first rounds."""
 _LONG = 500
 """The same of a loop that may have another way out, such as a largest number of rounds."""
+_FEW = 4
+"""The same of a loop whose rounds were seen before to leave no more memory than they found: an ODE solver
+that keeps no graph is called hundreds of times in a step."""
 _IN_A_ROW = 100
 """Other answers that follow each other where what is read is not the loop's condition itself."""
 _RESTARTS = 1000
@@ -55,6 +58,16 @@ class _Rounds:
         self.again: Dict[int, int] = {}
         """How often all answers had been given, and the line asked again."""
         self.step = -1
+        self._live: Dict[int, int] = {}
+        self._flat: Dict[int, int] = {}
+
+    def flat(self, line: int, live: Optional[int]) -> int:
+        """Rounds in a row after which as many bytes were alive as before; None: that is not known."""
+        same = live is not None and self._live.get(line) == live
+        self._flat[line] = self._flat.get(line, 0) + 1 if same else 0
+        if live is not None:
+            self._live[line] = live
+        return self._flat[line]
 
     def count(self, line: int, step: int) -> int:
         """This line asks once more."""
@@ -94,8 +107,13 @@ def loop_answer(recorder: Any, guess: Any) -> Any:
     asked = rounds.count(line, getattr(recorder, "step", 0))
     about = f"loop {path} {line}"
     most = _ROUNDS if loop.only_way or recorder.has_warned(about) else _LONG
+    flat, kind = rounds.flat(line, getattr(recorder, "live_bytes", None)), (about, torch.is_grad_enabled())
+    if kind in recorder.flat_loops and flat >= _FEW - 2:
+        most = _FEW
     if asked <= most:
         return guess
+    if flat >= _ROUNDS // 2:
+        recorder.flat_loops.add(kind)
     ends = _ends(guess, tested=loop.tested)
     where = f"the loop at {os.path.basename(path)}, line {line},"
     if asked - most > len(ends):

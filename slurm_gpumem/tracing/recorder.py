@@ -86,6 +86,8 @@ class Recorder(TorchDispatchMode):
         self.warnings: Dict[str, None] = {}
         """What a user should know before relying on the figures."""
         self._warned: Set[str] = set()
+        self.flat_loops: Set[Tuple[str, bool]] = set()
+        """Loops that values end, with gradients or not, whose rounds leave no more memory than they found."""
         self.kernels = Kernels()
         self.shares = Uneven()
         self.chance = chance()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Set, Tuple
 
 import pytest
 
@@ -105,6 +105,10 @@ def _actions(x: Any) -> Any:
 
 
 class _Recorder:
+    def __init__(self) -> None:
+        self.live_bytes = 0
+        self.flat_loops: Set[Tuple[str, bool]] = set()
+
     def warn_once(self, key: str, text: str) -> None:
         pass
 
@@ -173,6 +177,35 @@ def test_a_loop_that_one_call_meets_again_and_again_is_ended_each_time() -> None
         while loop_answer(_Recorder(), True):
             rounds[step] += 1
     assert set(rounds) == {20}
+
+
+@pytest.mark.parametrize(("grows", "expected"), [(0, [20, 4, 4]), (1, [20, 20, 20])])
+def test_a_loop_is_ended_sooner_once_its_rounds_were_seen_to_keep_no_memory(
+    grows: int, expected: List[int]
+) -> None:
+    from slurm_gpumem.tracing.guards import loop_answer
+
+    recorder, found = _Recorder(), []
+    for _ in expected:
+        rounds = 0
+        while loop_answer(recorder, True):
+            rounds += 1
+            recorder.live_bytes += grows
+        found.append(rounds)
+    assert found == expected
+
+
+def test_a_loop_that_begins_to_keep_memory_is_no_longer_ended_sooner() -> None:
+    from slurm_gpumem.tracing.guards import loop_answer
+
+    recorder, found = _Recorder(), []
+    for grows in (0, 0, 1):
+        rounds = 0
+        while loop_answer(recorder, True):
+            rounds += 1
+            recorder.live_bytes += grows
+        found.append(rounds)
+    assert found == [20, 4, 20]
 
 
 def test_a_loop_that_no_answer_ends_is_refused_with_its_line() -> None:
