@@ -1,0 +1,33 @@
+"""Which calls of a model are run when training repeats itself."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, List
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="no PyTorch here")
+
+from slurm_gpumem.tracing.script.fast_forward import FastForward  # noqa: E402
+
+
+def test_two_cycles_after_one_that_did_more_are_run_whole_as_the_second_may_reserve_more() -> None:
+    recorder = SimpleNamespace(
+        cycles=0, live_bytes=0, peak_bytes=0, blocks=[], phases=[], unnoted=nullcontext,
+        kernels=SimpleNamespace(stop=lambda cycle: None),
+    )  # fmt: skip
+    skips = FastForward(recorder, SimpleNamespace(), lambda: True)
+    model, ran = torch.nn.Linear(4, 4), [0] * 7
+
+    def real(module: Any, *args: Any) -> Any:
+        ran[recorder.cycles] += 1
+        return module.forward(*args)
+
+    calls: List[int] = [1, 1, 2, 1, 1, 1, 1]
+    for cycle, count in enumerate(calls):
+        recorder.cycles, skips.skipping = cycle, False
+        for _ in range(count):
+            skips._root(real, model, (torch.zeros(2, 4),), {})
+    assert ran == [1, 0, 1, 1, 1, 0, 0]
