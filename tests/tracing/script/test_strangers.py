@@ -490,6 +490,23 @@ for step in range(5):
     y = torch.sparse.mm(known, model(x)) + torch.sparse.mm(unknown.detach(), model(x))
     y.mean().backward(); optimizer.step(); optimizer.zero_grad()
 """
+RECORDED_FIRST = """
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 9)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+recorded = torch.jit.trace(model, x)
+assert recorded(x).shape == (32, 9)
+for step in range(5):
+    model(x).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+DIRICHLET = """
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+for step in range(5):
+    drawn = torch.distributions.Dirichlet(model(x).exp()).rsample()
+    assert drawn.shape == (32, 9)
+    drawn.mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 CHANCES = """
 import numpy
 model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -777,7 +794,9 @@ def test_of_rounds_that_take_long_the_first_and_the_last_are_run(tmp_path: Path)
     assert facts["peak_bytes"] > 1 << 28
 
 
-@pytest.mark.parametrize("text", [SECOND_DERIVATIVES, PADDED_IN_EVALUATION, GRAPH_MADE_SPARSE, CHANCES])
+@pytest.mark.parametrize(
+    "text", [SECOND_DERIVATIVES, PADDED_IN_EVALUATION, GRAPH_MADE_SPARSE, RECORDED_FIRST, CHANCES, DIRICHLET]
+)
 def test_what_only_a_gpu_has_does_not_end_a_script(tmp_path: Path, text: str) -> None:
     facts = _traced(tmp_path, text).facts
     assert facts["ended"], facts
