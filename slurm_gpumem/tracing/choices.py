@@ -24,6 +24,8 @@ _WHOLE = "_gpumem_whole"
 """Marks floating-point numbers that may be whole: masks, labels, counts, and what came from the CPU."""
 _EQUAL = "_gpumem_equal"
 """Marks a mask of where two tensors are the same, of which nothing else is known."""
+_CHANCES = "_gpumem_chances"
+"""Marks chances, whose sum over the last dimension is one."""
 MOST = 0.2
 """How far a share is from its mean at most."""
 _GOLDEN = 0.6180339887
@@ -129,6 +131,16 @@ def mark_index(result: Any, choices: int) -> None:
         setattr(result, _CHOICES, int(choices))
 
 
+def are_chances(tensor: Any) -> bool:
+    """Whether a softmax over the last dimension made it."""
+    return bool(getattr(tensor, _CHANCES, False))
+
+
+def _softmax(args: Any, kwargs: Any, result: Any) -> None:
+    if args[1] in (-1, result.dim() - 1) and result.dim():
+        setattr(result, _CHANCES, True)
+
+
 def _is_mask(result: Any, share: Optional[float]) -> None:
     if share is not None:
         setattr(result, _SHARE, min(1.0, max(0.0, share)))
@@ -144,6 +156,9 @@ def _same(args: Any, kwargs: Any, result: Any) -> None:
         if known is not None:
             for one in result if isinstance(result, (list, tuple)) else (result,):
                 setattr(one, name, known)
+    there = isinstance(result, Tensor) and result.device.type == "meta"
+    if there and are_chances(args[0]) and result.shape[-1:] == args[0].shape[-1:]:
+        setattr(result, _CHANCES, True)
     if share_of(args[0]) is not None and isinstance(result, Tensor) and result.numel() == args[0].numel():
         setattr(result, _UNEVEN, _drawn_of(args[0]))
 
@@ -366,6 +381,7 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
 
     put(" ".join(_VIEWS), _same)
     put("_to_copy", _cast)
+    put("_softmax", _softmax, "default")
     put("argmax argmin", _position, "default")
     put("topk", _positions(2, -1), "default")
     put("sort", _positions(1, -1), "default")

@@ -151,6 +151,22 @@ def _where(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
+def _dirichlet(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Meta tensors have no kernel for it; CUDA draws from a gamma distribution first."""
+    data = args[0]
+    if data.device.type != "meta":
+        return func(*args, **kwargs)
+    name = func._schema.name
+    drawn = (
+        recorder.take(data.numel() * data.element_size(), name) if name.endswith("sample_dirichlet") else None
+    )
+    result = torch.empty_like(data, memory_format=torch.contiguous_format)
+    recorder.note(result, name)
+    if drawn is not None:
+        recorder.drop(drawn)
+    return result
+
+
 def owned_alone(tensor: Tensor) -> bool:
     """Whether only the engine holds a tensor that it passed to an operator."""
     count, shared = tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
@@ -179,5 +195,7 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _dropout,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._safe_softmax.default: _safe_softmax,
+    aten._sample_dirichlet.default: _dirichlet,
+    aten._dirichlet_grad.default: _dirichlet,
     aten._softmax_backward_data.default: _softmax_backward,
 }

@@ -105,8 +105,9 @@ class Places:
             for parameter in own_parameters(module):
                 if id(parameter) not in counted:
                     counted[id(parameter)] = True
-                    params += parameter.numel()
-                    trainable += parameter.numel() if parameter.requires_grad else 0
+                    count = int(parameter.numel())  # a tensor while torch.jit records a model
+                    params += count
+                    trainable += count if parameter.requires_grad else 0
             kernel = getattr(module, "kernel_size", None)
             layers.append(
                 Layer(

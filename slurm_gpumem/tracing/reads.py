@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.choices import choices_of, may_be_whole, share_of
+from slurm_gpumem.tracing.choices import are_chances, choices_of, may_be_whole, share_of
 from slurm_gpumem.tracing.guards import loop_answer, wanted
 from slurm_gpumem.tracing.sparse_products import parts_of, sparse_on_cpu, sparse_on_meta
 from slurm_gpumem.tracing.values import give, is_wrapped, made_up_numbers, value_of
@@ -46,10 +46,22 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
         share = share_of(tensor)
         count = tensor.numel() if share is None else round(share * tensor.numel())
         return (torch.arange(tensor.numel()) < count).view(tensor.shape).to(kind)
+    if are_chances(tensor) and kind.is_floating_point and tensor.numel():
+        return _chances(tensor.shape, kind)
     if tensor.is_floating_point() and kind.is_floating_point and not may_be_whole(tensor):
         return _different(tensor.numel(), kind).view(tensor.shape)
     made = torch.ones if kind.is_floating_point else torch.zeros
     return made(tensor.shape, dtype=kind)
+
+
+def _chances(shape: torch.Size, kind: torch.dtype) -> Tensor:
+    """One of them in each row is large, another one in the next; they sum up to one, as code may want."""
+    count = shape[-1]
+    rows = shape.numel() // count
+    most = _different(rows + 1, torch.float64)[1:, None]
+    made = ((1 - most) / max(1, count - 1)).repeat(1, count)
+    made.scatter_(1, torch.arange(rows)[:, None] % count, most if count > 1 else torch.ones_like(most))
+    return made.view(shape).to(kind)
 
 
 def _different(count: int, kind: torch.dtype) -> Tensor:
@@ -153,6 +165,11 @@ def _pack(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, lengths, batch_first)
 
 
+def _left_aligned(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A transformer in evaluation asks whether it may leave out what is padded: no, it has all of it."""
+    return func(*args, **kwargs) if args[0].device.type != "meta" else False
+
+
 def _unscale(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """GradScaler divides the gradients in place and looks for infinities, of which there are none."""
     if args[0] and args[0][0].device.type != "meta":
@@ -183,6 +200,7 @@ READS: Dict[Any, Handler] = {
     **dict.fromkeys(_overloads("equal", "is_nonzero", "allclose"), _truth),
     **dict.fromkeys(_overloads("_amp_foreach_non_finite_check_and_unscale_"), _unscale),
     **dict.fromkeys(_overloads("_amp_update_scale_"), _update_scale),
+    **dict.fromkeys(_overloads("_nested_tensor_from_mask_left_aligned"), _left_aligned),
 }
 
 

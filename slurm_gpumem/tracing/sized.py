@@ -88,6 +88,21 @@ def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, plain, **kwargs)
 
 
+def to_sparse(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A dense matrix (of a graph) made sparse: as many entries as are known not to be zero, or all."""
+    data = args[0]
+    dense = args[1] if len(args) > 1 else kwargs.get("sparse_dim")
+    if data.device.type != "meta" or dense not in (None, data.dim()) or kwargs.get("layout") is not None:
+        return func(*args, **kwargs)
+    known = value_of(data)
+    if known is None:
+        recorder.assume("how many entries of a matrix are not zero depends on data; took all")
+    count = data.numel() if known is None else int(known.count_nonzero())
+    places = torch.empty((data.dim(), count), dtype=torch.int64, device=data.device)
+    made = torch.sparse_coo_tensor(places, data.new_empty(count), data.shape, check_invariants=False)
+    return made._coalesced_(True)
+
+
 def boxes_kept(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """torchvision's `nms`: which boxes are left when those that overlap are gone; at most all of them.
 
@@ -180,6 +195,7 @@ SIZED = {
     **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
     aten.repeat_interleave.Tensor: sized_by_value,
     aten.index.Tensor: index,
+    **dict.fromkeys(_overloads("_to_sparse"), to_sparse),
 }
 BY_NAME = {"torchvision::nms": boxes_kept}
 """Operators of packages that may not be there, by their names."""

@@ -58,6 +58,7 @@ _LIKE = {
     "aten::zeros_like": 0,
     "aten::new_ones": 1,
     "aten::new_zeros": 0,
+    "aten::_efficientzerotensor": 0,
 }
 _WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::randn",
             "aten::rand", "aten::new_empty_strided", "aten::empty_permuted"}  # fmt: skip

@@ -35,8 +35,9 @@ class Root:
         module = self.module
         if module is not None:
             unique = {id(p): p for p in nn.Module.parameters(module) if not is_lazy(p)}
-            self.parameters = sum(p.numel() for p in unique.values())
-            self.trainable = sum(p.numel() for p in unique.values() if p.requires_grad)
+            # While torch.jit records a model, sizes are tensors.
+            self.parameters = sum(int(p.numel()) for p in unique.values())
+            self.trainable = sum(int(p.numel()) for p in unique.values() if p.requires_grad)
 
     @property
     def module(self) -> Optional[nn.Module]:

@@ -511,6 +511,65 @@ for epoch in range(30):
     films.at = 0
     if epoch == 29: whole = torch.zeros(1 << 26, device="cuda")
 """
+SECOND_DERIVATIVES = """
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+for step in range(5):
+    bent = torch.func.hessian(lambda point: model(point).pow(2).sum())(x[0])
+    (model(x).mean() + bent.sum()).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+PADDED_IN_EVALUATION = """
+layer = nn.TransformerEncoderLayer(64, 4, batch_first=True)
+model = nn.TransformerEncoder(layer, 2).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+padded = (torch.arange(10)[None] >= torch.tensor([3, 9, 10, 2])[:, None]).cuda()
+for epoch in range(3):
+    model.train()
+    for step in range(3):
+        x = torch.randn(4, 10, 64, device="cuda")
+        model(x, src_key_padding_mask=padded).mean().backward(); optimizer.step(); optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad(): assert model(x, src_key_padding_mask=padded).shape == x.shape
+"""
+GRAPH_MADE_SPARSE = """
+edges = torch.zeros(64, 64); edges[:, 3] = 1
+known = edges.cuda().to_sparse()
+assert known._nnz() == 64 and known.is_coalesced(), known
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(64, 64, device="cuda")
+for step in range(5):
+    unknown = (x @ x.t()).relu().to_sparse()
+    y = torch.sparse.mm(known, model(x)) + torch.sparse.mm(unknown.detach(), model(x))
+    y.mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+RECORDED_FIRST = """
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 9)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+recorded = torch.jit.trace(model, x)
+assert recorded(x).shape == (32, 9)
+for step in range(5):
+    model(x).mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+DIRICHLET = """
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+for step in range(5):
+    drawn = torch.distributions.Dirichlet(model(x).exp()).rsample()
+    assert drawn.shape == (32, 9)
+    drawn.mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+CHANCES = """
+import numpy
+model = nn.Linear(64, 9).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(32, 64, device="cuda")
+for step in range(5):
+    chances = F.softmax(model(x), dim=-1)
+    found = chances.detach().cpu().numpy()
+    assert abs(found.sum(1) - 1).max() < 1e-5 and found.min() > 0 and found.max() > 0.5, found
+    assert set(found.argmax(1)) == set(range(9)), found.argmax(1)
+    numpy.random.choice(9, p=chances[3].detach().cpu().numpy())
+    chances.log().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 
 
 def _traced(folder: Path, text: str, onward_s: float = 1.0) -> TracedScript:
@@ -810,3 +869,11 @@ def test_of_rounds_that_take_long_the_first_and_the_last_are_run(tmp_path: Path)
     facts = _traced(tmp_path, LONG_ROUNDS, onward_s=9.0).facts
     assert facts["ended"], facts
     assert facts["peak_bytes"] > 1 << 28
+
+
+@pytest.mark.parametrize(
+    "text", [SECOND_DERIVATIVES, PADDED_IN_EVALUATION, GRAPH_MADE_SPARSE, RECORDED_FIRST, CHANCES, DIRICHLET]
+)
+def test_what_only_a_gpu_has_does_not_end_a_script(tmp_path: Path, text: str) -> None:
+    facts = _traced(tmp_path, text).facts
+    assert facts["ended"], facts
