@@ -1,9 +1,9 @@
 """An epoch ends when training has nothing new to show, so that what comes after it is seen.
 
 After its first batches a loader gives the last one, and before it those at whose number the loop's code does
-something else. Where the rest takes little of the time that is left, all batches are given (`pace`): what an
-evaluation collects is then as long as its labels. What counts batches gets their true number: `enumerate`
-(`rounds`), `step += 1` in the loop (`counters`), a library's trainer (`trainers`).
+something else. An evaluation gets all batches where they take little of the time that is left (`pace`): what
+it collects is then as long as its labels. What counts batches gets their true number: `enumerate` (`rounds`),
+`step += 1` in the loop (`counters`), a library's trainer (`trainers`).
 
 A script that asks for batches one by one, `next(batches)`, gets them unless it knows what to do at the end of
 an epoch: with a sampler that never ends it does not, and it counts its steps itself.
@@ -84,7 +84,7 @@ def install(tracer: Any) -> None:
         in_all = batches_of(self)
         left = in_all - number
         place = (id(self._dataset), asking.f_code if asking is not None else None)
-        pace = paces.setdefault(place, Pace(tracer.steps, tracer.rounds))
+        pace = paces.setdefault(place, Pace(tracer.steps))
         pace.asked(given, tracer.fast_forward())
         if given >= least and tracer.fast_forward() and _may_end(asking) and not pace.allows(given, left):
             if left > 1 or not in_all:

@@ -14,7 +14,6 @@ import ast
 import builtins
 import copyreg
 import importlib.machinery
-import math
 import os
 import pkgutil
 import sys
@@ -205,11 +204,6 @@ class Rounds:
                 end = running.end(frame)
                 running.total, running.endless = end or running.at, not end
         running.taken = self._tracer.steps.taken
-
-    def to_come(self) -> int:
-        """Rounds of the loops at work that are left, this one too; those of the outer times the inner."""
-        loops_at_work = (*self.running, *self._waiting.values())
-        return math.prod(max(1, one.total - one.at) for one in loops_at_work)
 
     # -- How far it is -----------------------------------------------------------------------------
 
