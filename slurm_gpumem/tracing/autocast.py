@@ -43,6 +43,7 @@ class Autocast:
         self.dtype = torch.float16
         self.depth = 0
         self.cache: Dict[int, Tuple[Tensor, Tensor]] = {}
+        self.caches = True
         self.of_weights: Optional[torch.dtype] = None
         """To which weights were cast that are trained."""
         self.when_scripted: Callable[[], None] = lambda: None
@@ -68,7 +69,8 @@ class Autocast:
         if not _eligible(tensor) or tensor.dtype == self.dtype:
             return tensor
         if (
-            tensor.dtype == torch.float32
+            self.caches
+            and tensor.dtype == torch.float32
             and tensor.requires_grad
             and tensor.is_leaf
             and not tensor._is_view()
@@ -190,13 +192,14 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
             init(self, device_type, dtype, enabled, cache_enabled)
             return
         self.device, self.fast_dtype, self._enabled = device_type, dtype or torch.float16, enabled
+        self._cache_enabled = state.caches if cache_enabled is None else cache_enabled
 
     def go_in(self: Any) -> Any:
         if not self._ours:
             return enter(self)
-        self._before = (state.enabled, state.dtype)
+        self._before = (state.enabled, state.dtype, state.caches)
         state.depth += 1
-        state.dtype = self.fast_dtype
+        state.dtype, state.caches = self.fast_dtype, self._cache_enabled
         _switch(state, self._enabled)
         return self
 
@@ -206,18 +209,22 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
         state.depth -= 1
         if state.depth == 0:
             state.cache.clear()
-        enabled, state.dtype = self._before
+        enabled, state.dtype, state.caches = self._before
         _switch(state, enabled)
         return False
 
     asked, asked_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    available = torch.amp.is_autocast_available
+    available, clear_others = torch.amp.is_autocast_available, torch.clear_autocast_cache
 
     def is_enabled(device_type: Optional[str] = None) -> bool:
         return state.enabled if device_type in (None, *ours) else asked(device_type)
 
     def dtype_of(device_type: str) -> torch.dtype:
         return state.dtype if device_type in ours else asked_dtype(device_type)
+
+    def clear() -> None:
+        state.cache.clear()
+        clear_others()
 
     def is_available(device_type: str) -> bool:
         # Checkpointed layers are recomputed under autocast only if their device supports it.
@@ -229,6 +236,7 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
         (kind, "__exit__", come_out),
         (torch, "is_autocast_enabled", is_enabled),
         (torch, "get_autocast_dtype", dtype_of),
+        (torch, "clear_autocast_cache", clear),
         (torch.amp, "is_autocast_available", is_available),
     )
     for owner, attribute, function in (*replacements, *_hugging_face()):

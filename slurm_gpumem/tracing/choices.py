@@ -236,6 +236,8 @@ def _equal(args: Any, kwargs: Any, result: Any) -> None:
         choices = choices_of(first) or choices_of(second)
         if choices is not None and value_of(result) is None:
             _is_mask(result, 1 / choices)
+            if 2 * result.numel() < choices:  # one word of thousands, such as that which ends a text
+                _is_all(result, False)
         elif isinstance(second, Tensor) and first.shape == second.shape and value_of(result) is None:
             setattr(result, _EQUAL, True)
 
@@ -244,8 +246,15 @@ def _unequal(args: Any, kwargs: Any, result: Any) -> None:
     _equal(args, kwargs, result)
     share = share_of(result)
     _is_mask(result, None if share is None else 1 - share)
+    if share is not None and hasattr(result, MADE_UP):
+        _is_all(result, True)
     if hasattr(result, _EQUAL):
         delattr(result, _EQUAL)
+
+
+def _is_all(result: Tensor, truth: bool) -> None:
+    give(result, torch.full(result.shape, truth, dtype=result.dtype))
+    setattr(result, MADE_UP, True)
 
 
 def _scattered(args: Any, kwargs: Any, result: Any) -> None:

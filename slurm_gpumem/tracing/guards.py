@@ -100,6 +100,10 @@ def loop_answer(recorder: Any, guess: Any) -> Any:
     loop = deciding_loop(path, line)
     if loop is None or (not loop.tested and isinstance(guess, int) and not isinstance(guess, bool)):
         return guess  # whole numbers in a loop's body are actions and indices
+    if isinstance(guess, bool) and loop.stays is not None:
+        guess = loop.stays  # the longer way
+    if loop.bounded:
+        return guess
     # Kept in the frame: its id is the next call's when it is gone, and a list of frames would keep tensors.
     if not isinstance(frame.f_trace, _Rounds):
         frame.f_trace = _Rounds()

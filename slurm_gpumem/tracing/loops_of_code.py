@@ -21,6 +21,10 @@ class Loop(NamedTuple):
     """Whether they are those of its condition itself."""
     only_way: bool
     """Whether nothing else ends the loop: no count of rounds, no other break or return."""
+    stays: Optional[bool] = None
+    """The truth with which `if ...: break` goes on; None where its code does not tell."""
+    bounded: bool = False
+    """Whether it ends by itself."""
 
 
 def deciding_loop(path: str, line: int) -> Optional[Loop]:
@@ -44,6 +48,8 @@ def _lines(path: str) -> Tuple[Tuple[int, int, Loop], ...]:
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.While) or (isinstance(node, ast.For) and _is_endless(node)):
             found += _of_loop(node)
+        elif isinstance(node, ast.For):
+            found += _breaks(node)
     return tuple(found)
 
 
@@ -53,6 +59,24 @@ def _is_endless(loop: ast.For) -> bool:
         return False
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return bool(name == _COUNT)
+
+
+def _breaks(loop: ast.For) -> Iterator[Tuple[int, int, Loop]]:
+    """Of a loop that ends by itself: where values may end it sooner."""
+    for node in _own(loop):
+        if isinstance(node, ast.If) and _stays(node) is not None:
+            decides = Loop(tested=False, only_way=False, stays=_stays(node), bounded=True)
+            yield node.test.lineno, node.test.end_lineno or node.test.lineno, decides
+
+
+def _stays(guard: ast.If) -> Optional[bool]:
+    """The truth of what is read with which a loop does not end here."""
+    if not isinstance(guard.body[-1], ast.Break) or guard.orelse:
+        return None
+    negated = isinstance(guard.test, ast.UnaryOp) and isinstance(guard.test.op, ast.Not)
+    inside = guard.test.operand if isinstance(guard.test, ast.UnaryOp) and negated else guard.test
+    mixed = any(isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) for node in ast.walk(inside))
+    return None if mixed else negated
 
 
 def _of_loop(loop: _Loop) -> Iterator[Tuple[int, int, Loop]]:
@@ -67,7 +91,8 @@ def _of_loop(loop: _Loop) -> Iterator[Tuple[int, int, Loop]]:
     decides = Loop(tested=False, only_way=ways <= 1)
     for node in body:
         if isinstance(node, ast.If) and (node in guards or any(_sets(one, names) for one in ast.walk(node))):
-            yield node.test.lineno, node.test.end_lineno or node.test.lineno, decides
+            this = decides._replace(stays=_stays(node))
+            yield node.test.lineno, node.test.end_lineno or node.test.lineno, this
         elif _sets(node, names):
             yield node.lineno, node.end_lineno or node.lineno, decides  # type: ignore[attr-defined]
     if test is not None and not isinstance(test, ast.BoolOp):

@@ -34,9 +34,12 @@ class Guess:
     """Whether numbers are greater than all others: scores of a model that is smaller than one before it."""
 
     def next_number(self) -> float:
-        """A number for one that is not known: ever less above one, as losses fall and never repeat."""
+        """A number for one that is not known: ever less, as losses fall and never repeat.
+
+        It is below one, as it may be an error or a score, and one when it is rounded.
+        """
         self.reads += 1
-        least, above = (1.4, 0.09) if self.worse else (1, 0.4)  # all are one when they are rounded
+        least, above = (1.4, 0.09) if self.worse else (0.55, 0.4)
         return least + above / (1 + self.reads / 100)
 
 
@@ -97,9 +100,13 @@ def give(tensor: Tensor, value: Tensor) -> None:
         setattr(tensor, _NAME, value)
 
 
+def _is_real(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def small(tensor: Tensor) -> bool:
     """Whether a tensor's values are worth keeping."""
-    kind = "float" if tensor.is_floating_point() or tensor.is_complex() else "other"
+    kind = "float" if _is_real(tensor.dtype) else "other"
     return tensor.numel() <= LARGEST[kind]
 
 
@@ -107,6 +114,9 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     """After an operator ran on meta tensors: run it on their values too, if all are known."""
     name = func._schema.name
     if name in _WITHOUT:
+        whole = isinstance(result, Tensor) and not _is_real(result.dtype)
+        if whole and result.device.type == "meta" and small(result):
+            give(result, torch.zeros(result.shape, dtype=result.dtype))  # a part of it may be written next
         return
     if name in _LIKE:
         if isinstance(result, Tensor) and result.device.type == "meta" and small(result):
@@ -156,9 +166,12 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     except (RuntimeError, NotImplementedError, IndexError, ValueError):
         _forget(outputs)  # the CPU cannot do it: then the values are unknown
         return
+    made_up = any(hasattr(arg, MADE_UP) for arg in args)
     for output, number in zip(outputs, [computed] if isinstance(computed, Tensor) else computed):
         if output.shape == number.shape:
             setattr(output, _NAME, number)
+            if made_up:
+                setattr(output, MADE_UP, True)
             if large or _is_copied(_first(args)):  # parts that are put together again later
                 setattr(number, _COPIED, True)
 
@@ -192,11 +205,9 @@ def _worth_it(func: Any, args: Any, outputs: Any) -> bool:
     if func is aten._to_copy.default and first.device.type == "cpu":
         if isinstance(first, torch.nn.Parameter):
             return False  # weights: nobody's sizes depend on them
-    elif not _is_copied(first):
-        return False
     elif is_view(func):
-        return True
-    elif func not in _CHEAP and torch.Tag.pointwise not in func.tags:
+        return value_of(first) is not None  # an expanded mask takes nothing
+    elif not _is_copied(first) or (func not in _CHEAP and torch.Tag.pointwise not in func.tags):
         return False
     _Spent.elements += count
     return _Spent.elements <= _MOST_COMPUTED

@@ -139,7 +139,7 @@ class Steps:
 
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = inputs if isinstance(inputs, torch.Tensor) else tuple(inputs)
-            weights = any(isinstance(one, torch.nn.Parameter) for one in _flat([inputs]))
+            weights = _are_weights(_flat([inputs]))
             if weights:
                 self.of_weights()
             first = self._recorder.phase != "backward"
@@ -363,6 +363,13 @@ def _waited_for_a_cpu() -> float:
             return int(file.read().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0  # a kernel that does not count it
+
+
+def _are_weights(inputs: List[Any]) -> bool:
+    """Whether gradients of a model's weights are asked for: its own, or several that were computed from them
+    (weights that are adapted to a task)."""
+    computed = all(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in inputs)
+    return any(isinstance(one, torch.nn.Parameter) for one in inputs) or (computed and len(inputs) > 1)
 
 
 def _with_gradients(optimizer: Any) -> FrozenSet[int]:

@@ -12,8 +12,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from slurm_gpumem.tracing.made_up import MadeUp
 from slurm_gpumem.tracing.script.generators import without
-from slurm_gpumem.tracing.values import give, small
+from slurm_gpumem.tracing.values import give, small, value_of
 
 META = torch.device("meta")
 CUDA = torch.device("cuda", 0)
@@ -98,7 +99,7 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
         tensor.tolist: _tolist,
         **dict.fromkeys((tensor.__getitem__, tensor.__setitem__), _item),
         **dict.fromkeys((tensor.__float__, tensor.__int__, tensor.__index__, tensor.__bool__), _read),
-        tensor.item: _read,
+        tensor.item: _number,
         tensor.__format__: _format,
         tensor.type: _type,
         torch.device: _named,
@@ -189,6 +190,13 @@ def _read(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     off = torch._C._dispatch_tls_local_exclude_set().remove(keys.Python).remove(keys.PythonTLSSnapshot)
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), off):
         return func(*args, **kwargs)
+
+
+def _number(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """`tensor.item()`: PyTorch makes Python's own number of what it is answered."""
+    found = _read(func, args, kwargs)
+    unknown = type(found) is float and _on_meta(args[0]) and value_of(args[0]) is None
+    return MadeUp(found) if unknown else found
 
 
 def _format(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

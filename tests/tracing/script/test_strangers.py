@@ -81,6 +81,83 @@ for step in range(5):
     assert [int(word) for word in padded[0]] == [*words[0, :15].tolist(), 2, *[1] * 8]
     model(padded).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+CHECKS = """
+import json, math, pickle
+model = nn.Linear(64, 50).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+best = -1.0
+for step in range(5):
+    y = model(torch.randn(8, 64, device="cuda")); y.sum().backward(); optimizer.step()
+    error = (y * 0).abs().sum().item()
+    share = error / (y.abs().max().item() + 1e-10)
+    assert share < 1e-2, share
+    if abs(error) > 1e-3: raise ValueError(error)
+    assert json.loads(json.dumps({"error": error})) and type(pickle.loads(pickle.dumps(error))) is float
+    quality = -10 * math.log10(error)
+    if quality > best: best = quality; torch.save(model.state_dict(), "best.pt")
+    labels = torch.empty(4, 8, dtype=torch.long, device="cuda")
+    for row in range(4): labels[row] = torch.arange(8).cuda()
+    assert labels.view(-1).max().item() + 1 == 8
+torch.load("best.pt")
+"""
+WORDS = """
+model = nn.Linear(64, 5000).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def write(lengths, longest):
+    words = lengths.new(longest, 8).fill_(2); words[0].fill_(1); kept = []
+    going, lasts = lengths.clone().fill_(1), lengths.clone().fill_(1); now = 1
+    LOOP
+        scores = model(torch.randn(8, 64, device="cuda")); kept.append(torch.empty(1 << 20, device="cuda"))
+        word = torch.topk(scores, 1)[1].squeeze(1)
+        words[now] = word * going + 2 * (1 - going)
+        lasts.add_(going); going.mul_(word.ne(1).long()); now += 1
+        if going.max() == 0: break
+    words[-1].masked_fill_(going.byte(), 1)
+    assert (words == 1).sum() == 16
+    return words[:now], lasts
+for step in range(5):
+    model(torch.randn(8, 64, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    text, lasts = write(torch.full((8,), 9).cuda(), 24)
+    assert text.shape == (24, 8) and int(lasts.max()) == 24
+"""
+EXPANDED = """
+model = nn.Linear(64, 1024).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+lengths = torch.arange(20, 60)
+for step in range(5):
+    mask = torch.arange(60, device="cuda")[:, None] < lengths.cuda()[None]
+    out = model(torch.randn(60, 40, 64, device="cuda"))
+    chosen = out[mask.unsqueeze(-1).expand_as(out)].view(-1, 1024)
+    assert len(chosen) == int(lengths.sum())
+    chosen.sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+FAST_WEIGHTS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__(); self.one = nn.Parameter(torch.randn(256, 64))
+        self.two = nn.Parameter(torch.randn(9, 256))
+    def forward(self, x, weights): return F.linear(torch.tanh(F.linear(x, weights[0])), weights[1])
+net = Net().cuda(); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+x = torch.randn(16384, 64, device="cuda")
+for step in range(12):
+    weights = [one * 1 for one in net.parameters()]
+    for inner in range(4):
+        found = torch.autograd.grad(net(x, weights).square().mean(), weights, create_graph=step > 8)
+        weights = [one - 0.1 * gradient for one, gradient in zip(weights, found)]
+    net(x, weights).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+CASTS = """
+from torch.utils.checkpoint import checkpoint
+block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()
+optimizer = torch.optim.SGD(block.parameters(), 0.1)
+for step in range(5):
+    x = torch.randn(32, 64, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        with torch.no_grad(): x = block(x)
+        torch.clear_autocast_cache()
+        out = checkpoint(block, x, use_reentrant=False)
+    out.float().sum().backward(); optimizer.step(); optimizer.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        with torch.no_grad(): block(x)
+        assert block(x).requires_grad
+"""
 COPIED = """
 P = nn.parallel; model = nn.Linear(512, 4096).cuda(); optimizer = torch.optim.Adam(model.parameters())
 for step in range(5):
@@ -700,6 +777,27 @@ def test_squares_cut_out_by_masks_and_models_with_parameters_of_their_own_are_tr
     tmp_path: Path, text: str
 ) -> None:
     assert _traced(tmp_path, text).facts["steps"] == 5
+
+
+@pytest.mark.parametrize("text", [CHECKS, EXPANDED, CASTS], ids=["checks", "expanded", "casts"])
+def test_checks_of_made_up_numbers_expanded_masks_and_forgotten_casts(tmp_path: Path, text: str) -> None:
+    traced = _traced(tmp_path, text)
+    assert traced.facts["ended"], traced.facts
+
+
+@pytest.mark.parametrize("loop", ["while now < longest:", "for _ in range(longest - 1):"])
+def test_a_text_is_written_to_its_longest_where_values_could_end_it_sooner(tmp_path: Path, loop: str) -> None:
+    traced = _traced(tmp_path, WORDS.replace("LOOP", loop))
+    assert traced.facts["ended"], traced.facts
+    assert traced.facts["peak_bytes"] > 23 * 4 * MIB
+
+
+def test_weights_that_are_adapted_keep_their_graphs_once_these_are_asked_for(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, FAST_WEIGHTS, 20.0)
+    assert traced.facts["ended"], traced.facts
+    hidden = 16384 * 256 * 4
+    # Without graphs of the inner steps only those of the last call are kept.
+    assert traced.facts["peak_bytes"] > 4 * 3 * hidden
 
 
 @pytest.mark.parametrize("text", [COLLECTED, PADS], ids=["collected", "pads"])
