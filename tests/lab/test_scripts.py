@@ -235,7 +235,7 @@ def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["seventh", "eighth", "ninth", "tenth", "eleventh"])
+@pytest.mark.parametrize("name", ["seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"])
 def test_a_blind_list_has_both_strata_of_repositories_that_no_other_list_names(name: str) -> None:
     listed = load_list(LISTS[name])
     others = {
