@@ -191,7 +191,7 @@ def _sum_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _like(matrix: Tensor, count: int, shape: Any, sparse: int) -> Tensor:
-    """As many entries of the matrix's type in another shape, of which so many dimensions are sparse."""
+    """As many entries of the matrix's type in another shape; `sparse`: its sparse dimensions."""
     indices = torch.empty((sparse, count), dtype=torch.int64, device="meta")
     values = torch.empty((count, *shape[sparse:]), dtype=matrix.dtype, device="meta")
     return torch.sparse_coo_tensor(indices, values, tuple(shape), check_invariants=False)

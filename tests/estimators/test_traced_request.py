@@ -12,9 +12,8 @@ from slurm_gpumem.estimators.traced.estimator import VARIED_FACTOR, estimate_tra
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.estimators.whatif import jump_before
-from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.report.explained import jump_line
-from slurm_gpumem.summaries.trace_types import Convolution, Phase, Site, Trace, TracedJob
+from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 
 GIB = 1 << 30
@@ -100,30 +99,3 @@ def test_the_request_of_batches_of_many_shapes_is_wider_unless_segments_expand()
         estimate_trace(trace._replace(varied=many), expands, find_gpu("h200")) for many in (False, True)
     )
     assert same.request_mib == plain.request_mib
-
-
-@pytest.mark.parametrize(("share", "unsteady"), [(1.0, True), (0.5, False)])
-def test_a_script_that_reserves_more_with_slightly_other_workspaces_asks_for_it_with_a_warning(
-    share: float, unsteady: bool
-) -> None:
-    """A block just finds room where a workspace was: with one that is a little smaller it does not."""
-    convolution = Convolution(
-        call="forward", dtype="fp32", batch=(8,), channels=256, outputs=256, size=(64, 64),
-        out_size=(64, 64), kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1),
-    )  # fmt: skip
-    size = workspace_bytes(convolution, 1)
-    assert size > 64 << 20
-    sites = (
-        Site((), "aten::convolution", "", "workspace", convolution),
-        Site((int(share * size),), "aten::relu", "", "activations"),
-    )
-    model = Trace(
-        TracedJob(batch=1), "meta", sites, (0, -1, 1, -1), (Phase(0, "forward", 1),), uses_conv=True
-    )
-    gpu = find_gpu("h200")
-    plain, script = (
-        estimate_trace(one, TrainingJob(1), gpu) for one in (model, model._replace(scalable=False))
-    )
-    assert script.peak_mib == plain.peak_mib
-    assert (script.request_mib >= plain.request_mib + 0.9 * (size >> 20)) is unsteady
-    assert any("depends much on the workspaces" in warning for warning in script.warnings) is unsteady

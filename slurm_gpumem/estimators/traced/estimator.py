@@ -6,7 +6,7 @@ from math import ceil
 from typing import Dict, List, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.allocator_settings import AllocatorSettings, allocator_settings
+from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_spread, unfinished_factor
 from slurm_gpumem.estimators.margin import packaged as margins
@@ -34,13 +34,6 @@ worst of 22 such scripts took (`python -m lab.fit.unfinished` prints them)."""
 LARGER_SCALE = (1.5, 1.5, 1.5)
 """By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
 again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
-NEARBY_SCALES = (0.97, 1.03)
-"""Scripts are played again with workspaces of convolutions that are a little smaller and larger: they are
-seldom predicted exactly, and a batch of another size between steps may find its blocks free, or not."""
-UNSTEADY = 1.05
-"""How much more is then reserved where the request has room for it."""
-_UNSTEADY_EVENTS = 200_000
-"""Of the longest trace that is played again: people wait."""
 _TRIED = (
     "the job sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, for which the request "
     "has room; without it the job asks for less"
@@ -89,12 +82,9 @@ def estimate_trace(trace: Trace, job: TrainingJob, gpu: Gpu, warnings: Tuple[str
     moved = context - REFERENCE_CONTEXT_MIB
     least = round(timeline.autotuned * AUTOTUNING_MARGIN / MIB) + context if timeline.autotuned else 0
     spread = trace_spread(parts["weights"] + parts["optimizer"], peak - moved)
-    more = _unsteady(trace, job, gpu, settings, timeline)
-    if more:
-        warnings = (*warnings, _depends_on_workspaces(more))
     requests = tuple(
         max(least, peak, ceil(at) + moved)
-        for at in margin.requests(float(peak + more - moved), job.batch_size, spread)
+        for at in margin.requests(float(peak - moved), job.batch_size, spread)
     )
     if trace.unfinished or (trace.varied and not settings.expandable):
         factor = unfinished_factor() if trace.unfinished else VARIED_FACTOR
@@ -128,27 +118,6 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / MIB) - sum(parts.values()))
     parts["context"] = context
     return parts
-
-
-def _unsteady(
-    trace: Trace, job: TrainingJob, gpu: Gpu, settings: AllocatorSettings, timeline: Timeline
-) -> int:
-    """MiB beyond the peak that a script may reserve with slightly other workspaces; 0 where it is little."""
-    steady = trace.scalable or not trace.uses_conv or trace.benchmark or settings.expandable
-    if steady or len(trace.events) > _UNSTEADY_EVENTS:
-        return 0
-    measured = gpu.workspace_scale or (1.0, 1.0, 1.0)
-    nearby = (tuple(one * scale for one in measured) for scale in NEARBY_SCALES)
-    played = (replay(trace, job.batch_size, gpu._replace(workspace_scale=one), settings) for one in nearby)
-    most, reserved = max(one.stats.peak_reserved for one in played), timeline.stats.peak_reserved
-    return (most - reserved) // MIB if most > UNSTEADY * reserved else 0
-
-
-def _depends_on_workspaces(more: int) -> str:
-    return (
-        "how much PyTorch reserves for this script depends much on the workspaces of its convolutions, which "
-        f"are not known exactly: up to {more:,} MiB more, for which the request has room"
-    )
 
 
 def _with_autotuning(parts: Dict[str, int], timeline: Timeline, context: int) -> Dict[str, int]:

@@ -25,7 +25,7 @@ def test_without_gradients_a_few_of_one_shape_are_checked_and_again_beside_more(
 
     kind: Any = torch.distributions.Distribution
     monkeypatch.setattr(kind, "__init__", kind.__init__)
-    monkeypatch.setattr(kind, "_validate_args", True)  # packages that other tests import may change it
+    monkeypatch.setattr(kind, "_validate_args", True)  # PyTorch's compiler, once loaded, has it off
     recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
     _few_checks(recorder)
     with torch.enable_grad(), CudaWorld(), recorder:
