@@ -117,15 +117,11 @@ local function interpolate(knots, batch)
   return left[2] - floor((left[2] - right[2]) * part / whole), left[3] - floor((left[3] - right[3]) * part / whole)
 end
 
--- The context and its margin: as the site's jobs showed for the line's estimator, else as in the table.
+-- The context and its margin, as in the table.
 local function context_of(line, gpu)
   local known = type(gpu.context) == "table" and gpu.context[PLACE[line.context]]
   local context = type(known) == "number" and line.context ~= "none" and known or CONTEXT[line.context]
   local margin = type(gpu.context_margin_mib) == "number" and gpu.context_margin_mib or 0
-  local learned = type(gpu.learned) == "table" and gpu.learned[match(line.by, "^[^+]*")]
-  if type(learned) == "table" and type(learned[1]) == "number" and type(learned[2]) == "number" then
-    return line.context == "none" and 0 or math.max(1, context + learned[1]), learned[2]
-  end
   return context, margin
 end
 

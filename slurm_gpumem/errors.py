@@ -80,12 +80,6 @@ class DevClusterError(GpumemError):
     exit_code = 1
 
 
-class NotLearnedError(GpumemError):
-    """The answer is no: a site's jobs teach nothing (yet) that is better than what is in force."""
-
-    exit_code = 1
-
-
 class CalibrationError(GpumemError):
     """The GPU cannot be measured here."""
 

@@ -21,6 +21,7 @@ from lab.command import print_lines
 from lab.ground_truth import load_ground_truth, summary_of
 from lab.score.figures import Answer, Figures, figures
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.environment import environment_of, in_environment
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
@@ -39,7 +40,7 @@ class Row(NamedTuple):
     need_mib: int
     made: Estimate
     base: Tuple[int, int]
-    """Peak and request with the context of jobs of which nothing is known, to which a constant is added."""
+    """Peak and request without a margin for the context, to which a constant is added."""
 
 
 def read_rows(path: Path) -> List[Dict[str, str]]:
@@ -80,10 +81,12 @@ def estimates(
             row.get("precision") or "fp32",
             torch=row.get("torch") or torch,
         )
-        made = run(estimator, summary, job, find_gpu(row.get("gpu") or gpu))
+        made_for = find_gpu(row.get("gpu") or gpu)
+        made = run(estimator, summary, job, made_for)
         context = made.parts["context"] if row.get("reserved") == "1" else 0
-        base = made.original()
-        found.append(Row(name, int(row["measured_mib"]) + context, made, (base.peak_mib, base.request_mib)))
+        unsure = in_environment(made_for, environment_of(job)).context_margin_mib
+        base = (made.peak_mib, made.request_mib - unsure)
+        found.append(Row(name, int(row["measured_mib"]) + context, made, base))
     return found
 
 

@@ -24,7 +24,6 @@ COMMANDS = {
         "slurm_gpumem.cli.recover",
         "finish requeues after out of memory that were interrupted",
     ),
-    "learn": ("slurm_gpumem.cli.learn", "refit the estimates from the site's own measured jobs"),
     "setup": ("slurm_gpumem.cli.setup", "the configuration that shares this site's GPUs, as a diff"),
     "simulate": ("slurm_gpumem.cli.simulate", "what policies of sharing would do to a trace of jobs"),
     "what-if": (
@@ -45,7 +44,6 @@ READERS = {
         "node",
         "collect",
         "recover",
-        "learn",
         "calibrate",
     ),
     "for developers": ("devcluster",),

@@ -41,7 +41,6 @@ def with_coverage(estimate: Estimate, coverage: float) -> Estimate:
     return estimate._replace(
         request_mib=request_at(margin.requests, coverage),
         margin=margin._replace(coverage=coverage),
-        base=estimate.original(),
     )
 
 
@@ -64,7 +63,6 @@ def within(estimate: Estimate, gpu: Gpu) -> Estimate:
         floor_mib=min(estimate.floor_mib, gpu.usable_mib),
         request_mib=gpu.usable_mib,
         margin=estimate.margin._replace(wanted_mib=estimate.request_mib),
-        base=estimate.original(),
         warnings=(*estimate.warnings, said),
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.types import CPU_BUILD, Base, Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import CPU_BUILD, Estimate, Gpu, TrainingJob
 from slurm_gpumem.toml_file import load_toml
 
 FOLDER = "environments"
@@ -98,11 +98,6 @@ def environment_of(job: TrainingJob) -> Environment:
     return Environment(known, f"{found[1]}.{found[2]}" if found else "", loading)
 
 
-def loads_eagerly(job: TrainingJob) -> bool:
-    """Whether the job says so, by its settings or its versions."""
-    return environment_of(job).possible_loading() == ("eager",)
-
-
 def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
     """The GPU with the context that a job in this environment has, as far as anybody knows."""
     ways = environment.possible_loading(gpu.compute_capability)
@@ -169,11 +164,6 @@ def measured_where(gpu: Gpu, estimate: Estimate) -> Dict[str, Any]:
     own = "here" if gpu.calibrated else "on such a GPU"
     context = own if here.measured and here.context_mib == gpu.context_mib else "elsewhere"
     bounds = [taken - here.context_spare_mib, taken + here.context_margin_mib]
-    learned = estimate.original().learned_mib
-    if learned is not None:
-        context = "in jobs here"
-        # Jobs show it relative to the context of those of which nothing is known.
-        bounds = [max(1, in_environment(gpu, Environment()).context_mib + learned)] * 2
     return {
         "context": context,
         "context_mib": bounds,
@@ -181,14 +171,9 @@ def measured_where(gpu: Gpu, estimate: Estimate) -> Dict[str, Any]:
     }
 
 
-def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convolutions: bool) -> Estimate:
-    """The request made wide enough for what was not measured on this GPU; the message says what that is.
-
-    `usual` is the GPU for jobs of which nothing is known: a site learns its constants relative to that.
-    """
+def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -> Estimate:
+    """The request made wide enough for what was not measured on this GPU; the message says what that is."""
     found: List[str] = []
-    context = estimate.parts["context"]
-    elsewhere = context - _same_libraries(context, gpu, usual)
     request = estimate.request_mib + gpu.context_margin_mib
     if not gpu.entry:
         found.append(
@@ -207,29 +192,19 @@ def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convoluti
     if gpu.profile and not gpu.calibrated:
         whole = f"not measured on MIG: context and workspaces on {gpu.name} are those of the whole GPU"
         estimate = estimate._replace(warnings=(*estimate.warnings, whole))
-    if not found and request == estimate.request_mib and not elsewhere:
+    if not found and request == estimate.request_mib:
         return estimate
     # Few environments are known: the margin is the most that was seen, at any coverage.
     more = request - estimate.request_mib
-    base = Base(estimate.peak_mib - elsewhere, request - gpu.context_margin_mib - elsewhere)
     return estimate._replace(
         request_mib=request,
         floor_mib=max(1, estimate.floor_mib - gpu.context_spare_mib),
         margin=estimate.margin._replace(
             requests=tuple(at + more for at in estimate.margin.requests),
-            spare_mib=min(gpu.context_spare_mib, max(0, context - LEAST_CONTEXT_MIB)),
+            spare_mib=min(gpu.context_spare_mib, max(0, estimate.parts["context"] - LEAST_CONTEXT_MIB)),
         ),
-        base=None if base == Base(estimate.peak_mib, request) else base,
         assumptions=(*estimate.assumptions, *found),
     )
-
-
-def _same_libraries(context: int, gpu: Gpu, usual: Gpu) -> int:
-    """The context that a job with the same libraries has on `usual`."""
-    for conv, matmul in ((True, True), (False, True), (True, False), (False, False)):
-        if gpu.context_for(conv=conv, matmul=matmul) == context:
-            return usual.context_for(conv=conv, matmul=matmul)
-    return context
 
 
 def left_open(assumptions: Sequence[str]) -> Tuple[str, ...]:

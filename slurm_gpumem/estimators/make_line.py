@@ -18,7 +18,7 @@ from slurm_gpumem.estimators.memory_line import (
     job_words,
 )
 from slurm_gpumem.estimators.registry import TRACE
-from slurm_gpumem.estimators.types import SITE_SUFFIX, Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 
 TOLERANCE = 0.01
 """What the line promises, against the full estimate, between a quarter of the batch and four times it."""
@@ -58,7 +58,7 @@ def make_line(
     context = samples.context()
     large, small = samples.gpu(_LARGE_WORKSPACE), samples.gpu(_SMALL_WORKSPACE)
     low, high = max(1, -(-job.batch_size // span)), min(MAX_BATCH, job.batch_size * span)
-    if samples.estimator.split(SITE_SUFFIX)[0] == TRACE and context[0] in ("conv", "both"):
+    if samples.estimator == TRACE and context[0] in ("conv", "both"):
         near = {max(low, job.batch_size // 2), job.batch_size, min(high, job.batch_size * 2)}
         samples.look_without_measured_workspaces(sorted(near))
     on_large = samples.points(large, low, high)
@@ -116,16 +116,11 @@ class _Sampler:
         self._job, self._estimate, self._progress = job, estimate, progress
         self._known: Dict[Tuple[int, Gpu], Knot] = {}
         self.estimator = ""
-        self._learned = 0
         self.unmeasured_percent: Optional[int] = None
-        # What the site learned of this GPU's context stays out of the line: whoever reads the line adds what
-        # was learned of the job's own GPU.
-        made = self._run(job.batch_size, self.gpu(_LARGE_WORKSPACE))
-        self._learned = made.original().learned_mib or 0
+        self._run(job.batch_size, self.gpu(_LARGE_WORKSPACE))
 
     def gpu(self, workspace: int, context: int = _CONTEXT_MIB, step: int = 0) -> Gpu:
         """A GPU with this cuBLAS workspace and context; the kinds of context differ by `step`."""
-        context -= self._learned
         return find_gpu("h200")._replace(
             # Who reads the line knows how large the job's GPU is.
             memory_mib=MAX_MIB,
@@ -143,7 +138,7 @@ class _Sampler:
         more = self.at(batch, self.gpu(_LARGE_WORKSPACE, _CONTEXT_MIB + _PROBE_MIB))
         of_peak = (more.peak_mib - without.peak_mib) / _PROBE_MIB
         stepped = self.at(batch, self.gpu(_LARGE_WORKSPACE, step=_PROBE_MIB)).peak_mib - without.peak_mib
-        # The context's own part of the peak, which a site's factor may make larger or smaller.
+        # The context's own part of the peak.
         kind = round(stepped / _PROBE_MIB / of_peak) if of_peak else 0
         if not 1 <= kind < len(CONTEXTS):
             return "none", 0, 0
@@ -186,7 +181,7 @@ class _Sampler:
         found = {batch: self.at(batch, gpu) for batch in grid}
         # Pieces by how far the middle of the one that they are part of was off, the farthest first.
         rough: List[Tuple[float, int, int]] = [(-1.0, a, b) for a, b in zip(grid, grid[1:])]
-        most = _MOST_REPLAYS if self.estimator.split(SITE_SUFFIX)[0] == TRACE else _MOST_SAMPLES
+        most = _MOST_REPLAYS if self.estimator == TRACE else _MOST_SAMPLES
         while rough and len(found) < most:
             before, left, right = heapq.heappop(rough)
             if right - left < 2:

@@ -9,7 +9,7 @@ from typing import Callable, Iterator, Optional
 
 from slurm_gpumem.errors import SummaryError, UnknownNameError
 from slurm_gpumem.estimators.coverage import with_coverage, within
-from slurm_gpumem.estimators.types import SITE_SUFFIX, CustomForward, Estimate, Estimator, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import CustomForward, Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
 ESTIMATORS = {
@@ -29,13 +29,8 @@ FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 """These answer only where the job has run before, and so stand in no comparison of estimators."""
 TRACE = "trace"
 """Taken for summaries of our own, and for texts of models whose trace is stored."""
-LEARNT = (DEFAULT, TRACE)
-"""Estimators to which the site's constants are added."""
-
-
-def has_layer(name: str) -> bool:
-    """Whether the site's constants are added to this estimator, and its requests follow the environment."""
-    return name.split(SITE_SUFFIX)[0] in LEARNT
+FOLLOW_ENVIRONMENT = (DEFAULT, TRACE)
+"""Estimators whose requests follow the job's environment."""
 
 
 def estimator_names() -> list[str]:
@@ -76,7 +71,7 @@ def custom_forward(summary: ModelSummary) -> Optional[CustomForward]:
 
 def by_trace(estimate: Estimate) -> bool:
     """Whether a trace was replayed for it, the summary's own or a stored one."""
-    return estimate.estimator.split(SITE_SUFFIX)[0] == TRACE
+    return estimate.estimator == TRACE
 
 
 def refuse_guess(summary: ModelSummary, estimator: str) -> None:
@@ -103,8 +98,8 @@ def run(
 ) -> Estimate:
     """Estimate with the named estimator.
 
-    "auto" uses the trace if the summary has one or its model's is stored, else the default, with the site's
-    constant for the GPU. `coverage` None: as the estimator has it for such jobs.
+    "auto" uses the trace if the summary has one or its model's is stored, else the default.
+    `coverage` None: as the estimator has it for such jobs.
     """
     with _without_collector():
         found = _run(name, summary, job, gpu)
@@ -125,7 +120,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
-    if summary.trace is None and name.split(SITE_SUFFIX)[0] in ("auto", TRACE):
+    if summary.trace is None and name in ("auto", TRACE):
         from slurm_gpumem.estimators.known.recognize import recognized, said_of, with_stored_trace
 
         traced = with_stored_trace(summary, job)
@@ -134,31 +129,24 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
             found = _run(name, traced, job, gpu)
             return found._replace(assumptions=(*said_of(known), *found.assumptions))
     if name == "auto":
-        found = _run((DEFAULT if summary.trace is None else TRACE) + SITE_SUFFIX, summary, job, gpu)
+        found = _run(DEFAULT if summary.trace is None else TRACE, summary, job, gpu)
         # Whoever decides by it must know that it is a guess.
         guess = summary.trace is None and not summary.has_shapes
         if guess:
             found = found._replace(margin=found.margin._replace(custom_forward=custom_forward(summary)))
         return found
-    if name.endswith(SITE_SUFFIX):
-        from slurm_gpumem.estimators.learned import adjusted
-
-        return adjusted(_run(name[: -len(SITE_SUFFIX)], summary, job, gpu))
     module, _, function_name = {**ESTIMATORS, **FROM_RUNS}.get(name, "").partition(":")
     if not module:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
     function: Estimator = getattr(importlib.import_module(module), function_name or "estimate")
-    if not has_layer(name):
+    if name not in FOLLOW_ENVIRONMENT:
         return function(summary, job, gpu)
-    from slurm_gpumem.estimators.environment import Environment, environment_of, in_environment, widened
+    from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
     from slurm_gpumem.estimators.variables import not_simulated, with_workspaces
 
     here = with_workspaces(in_environment(gpu, environment_of(job)), job)
     convolutions = summary.trace is not None and summary.trace.uses_conv
-    usual = in_environment(gpu, Environment())
-    found = widened(
-        function(summary, job, here), here, usual, traced=name == TRACE, convolutions=convolutions
-    )
+    found = widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
     if job.gpus > 1 and name != TRACE:
         from slurm_gpumem.estimators.data_parallel import with_nccl
 

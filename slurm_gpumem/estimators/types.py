@@ -19,8 +19,6 @@ INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
 MODULE_LOADING = ("auto", "lazy", "eager")
 CPU_BUILD = "+cpu"
 """How a PyTorch without CUDA ends its version; such a one traces, but runs no job on a GPU."""
-SITE_SUFFIX = "+site"
-"""Behind an estimator's name where the site's own layer moved its answer."""
 RESERVE_MIB = 1024
 """GPU memory that is not handed out: the driver's own (616 MiB of an H200), MPS servers of 66 MiB each."""
 MUCH_CUSTOM = 0.1
@@ -275,16 +273,6 @@ NO_MARGIN = Margin()
 """Of an estimator that has one request only."""
 
 
-class Base(NamedTuple):
-    """Peak and request before the environment, the site's constant, another coverage or the GPU's size moved
-    them: with the context that a job has of which nothing is known."""
-
-    peak_mib: int
-    request_mib: int
-    learned_mib: Optional[int] = None
-    """MiB that the site's constant for such GPUs added to the context; None where the site has none."""
-
-
 class Estimate(NamedTuple):
     """A job's GPU memory before it runs, in MiB, and where every MiB goes."""
 
@@ -302,8 +290,6 @@ class Estimate(NamedTuple):
     warnings: Tuple[str, ...] = ()
     assumptions: Tuple[str, ...] = ()
     margin: Margin = NO_MARGIN
-    base: Optional[Base] = None
-    """None where nothing moved peak and request."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it ..."""
     no_utilization: str = ""
@@ -314,10 +300,6 @@ class Estimate(NamedTuple):
         """What the coverage needs, whether a GPU has it or not."""
         wanted = self.margin.wanted_mib
         return self.request_mib if wanted is None else wanted
-
-    def original(self) -> Base:
-        """Peak and request as the estimator gave them: what a site learns from follows no job's wishes."""
-        return self.base or Base(self.peak_mib, self.request_mib)
 
 
 class Estimator(Protocol):

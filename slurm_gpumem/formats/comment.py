@@ -36,8 +36,6 @@ class CommentRecord(NamedTuple):
     """"corrected", "remembered", …; "mem" where the user gave the size."""
     via: str = ""
     """"line" where a #GPUMEM memory line was evaluated."""
-    base: str = ""
-    """Peak and request before the site's learned constant: "12045+16012"."""
     gpu: str = ""
     batch: Optional[int] = None
     shards: Optional[int] = None
@@ -99,7 +97,7 @@ class CommentRecord(NamedTuple):
 
 
 _KEYS = (
-    "est", "req", "by", "via", "base", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom",
+    "est", "req", "by", "via", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom",
     "model", "fp", "opt", "prec", "more", "parts", "mode", "retry", "was", "again", "why", "run", "need",
     "whole", "said", "slot", "save", "slots",
 )  # fmt: skip

@@ -129,11 +129,11 @@ def site_table_matches(now: Snapshot) -> Iterator[Finding]:
 
 
 def site_contexts_are_current(now: Snapshot) -> Iterator[Finding]:
-    """What `gpumem calibrate` and `gpumem learn` found out since reaches the plug-in with the table only."""
+    """What `gpumem calibrate` found out since reaches the plug-in with the table only."""
     if now.lua is None:
         return
     for stated, known in zip(now.lua.contexts, now.contexts):
-        if known and stated.context != known._replace(learned=tuple(sorted(known.learned))):
+        if known and stated.context != known:
             yield warning(
                 "site-contexts",
                 f"gpumem_site.lua is older than what is known of {stated.gpu_type or 'the GPUs'}: "
@@ -289,10 +289,9 @@ def _kinds(kinds: Set[Tuple[str, int]]) -> str:
 
 
 def _context_words(context: CudaContext) -> str:
-    """Its size and its margin: "context 1,727 (+0) MiB, traces -240 (+0)"."""
-    learned = "".join(f", {name} {constant:+,} (+{rest:,})" for name, constant, rest in context.learned)
+    """Its size and its margin: "context 1,727 (+0) MiB"."""
     percent = f", workspaces +{context.conv_percent} %" if context.conv_percent else ""
-    return f"context {context.both:,} (+{context.margin:,}) MiB{percent}{learned}"
+    return f"context {context.both:,} (+{context.margin:,}) MiB{percent}"
 
 
 def _stale(what: str) -> Finding:

@@ -44,13 +44,8 @@ else
         for _, size in ipairs({ workspace, margin, percent[1] or 0, percent[2] or 0 }) do
           sizes[#sizes + 1] = size
         end
-        local learned = {}
-        for estimator, pair in pairs(gpu.learned or {}) do
-          learned[#learned + 1] = estimator .. "," .. table.concat(pair, ",")
-        end
-        table.sort(learned)
         print("context\t" .. (gpu.type or "") .. "\t" .. string.format("%d", gpu.memory_mib) .. "\t"
-          .. table.concat(sizes, ",") .. "\t" .. table.concat(learned, ";"))
+          .. table.concat(sizes, ","))
       end
     end
   end
@@ -116,7 +111,7 @@ def parse_report(text: str) -> LuaReport:
             partitions.setdefault(values[0], [])
         elif what == "gpu" and len(values) == 3:
             partitions.setdefault(values[0], []).append((values[1], int(values[2])))
-        elif what == "context" and len(values) == 4:
+        elif what == "context" and len(values) == 3:
             contexts.extend(_context(*values))
     return LuaReport(
         tuple(broken),
@@ -126,13 +121,11 @@ def parse_report(text: str) -> LuaReport:
     )
 
 
-def _context(gpu_type: str, memory: str, sizes: str, learned: str) -> List[LuaContext]:
+def _context(gpu_type: str, memory: str, sizes: str) -> List[LuaContext]:
     """As a list of one; empty where somebody's own table has something else there."""
     try:
         bare, conv, matmul, both, workspace, margin, with_conv, other = map(int, sizes.split(","))
-        rows = [entry.split(",") for entry in learned.split(";") if entry]
-        moved = tuple((name, int(constant), int(rest)) for name, constant, rest in rows)
-        found = CudaContext(bare, conv, matmul, both, workspace, margin, with_conv, other, moved)
+        found = CudaContext(bare, conv, matmul, both, workspace, margin, with_conv, other)
         return [LuaContext(gpu_type, int(memory), found)]
     except ValueError:
         return []

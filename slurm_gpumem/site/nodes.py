@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
-from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_margin
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
-from slurm_gpumem.estimators.learned import with_learned
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.site.mig_listing import Instance, ask_instances
 from slurm_gpumem.slurm.gres import parse_gres
@@ -40,8 +38,6 @@ class CudaContext(NamedTuple):
     """What traced requests get more, of the peak, where nobody measured workspaces: with convolutions ..."""
     other_percent: int = 0
     """... and without."""
-    learned: Tuple[Tuple[str, int, int], ...] = ()
-    """Estimator, MiB that its jobs here take beyond the context, and the margin that is left of it."""
 
 
 ContextOf = Callable[[str, int], CudaContext]
@@ -259,7 +255,6 @@ def memory_in_table(kind: str) -> Optional[int]:
 def context_in_table(kind: str, memory_mib: int) -> CudaContext:
     """The context on a GPU by the table of GPUs, of the closest one where it is not there."""
     gpu = in_environment(closest_gpu(kind or None, memory_mib), Environment())
-    here = with_learned(gpu)
     return CudaContext(
         bare=gpu.context_for(conv=False, matmul=False),
         conv=gpu.context_for(conv=True, matmul=False),
@@ -269,9 +264,4 @@ def context_in_table(kind: str, memory_mib: int) -> CudaContext:
         margin=gpu.context_margin_mib,
         conv_percent=workspace_margin(gpu, convolutions=True),
         other_percent=workspace_margin(gpu, convolutions=False),
-        learned=tuple(
-            (name, here.context_mib - gpu.context_mib, here.context_margin_mib)
-            for name in registry.LEARNT
-            if here != gpu
-        ),
     )

@@ -180,12 +180,10 @@ def _lua_context(gpus: GpuGroup) -> List[str]:
     """What a memory line needs to know of a GPU."""
     if not gpus.context:
         return []
-    *contexts, workspace, margin, conv, other, learned = gpus.context
+    *contexts, workspace, margin, conv, other = gpus.context
     fields = [f"context = {{ {', '.join(map(str, contexts))} }}, workspace_mib = {workspace}"]
     fields += [f"context_margin_mib = {margin}"] if margin else []
-    fields += [f"traced_percent = {{ {conv}, {other} }}"] if conv or other else []
-    entries = [f"{name} = {{ {constant}, {rest} }}" for name, constant, rest in learned]
-    return fields + ([f"learned = {{ {', '.join(entries)} }}"] if entries else [])
+    return fields + ([f"traced_percent = {{ {conv}, {other} }}"] if conv or other else [])
 
 
 def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """Estimates that are kept: a model that is estimated or submitted again as before is not estimated again.
 
 An estimate is known by the summary's text, the training, the GPU and the code and data that made it; those
-are compared by size and time of change, so that an upgrade, a file that the site learned or an edited source
+are compared by size and time of change, so that an upgrade, a calibrated GPU or an edited source
 counts at once. A kept estimate that cannot be read is made again.
 """
 
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.data import FOLDERS, package_folder
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.types import Base, CustomForward, Estimate, Gpu, Margin, TrainingJob, Utilization
+from slurm_gpumem.estimators.types import CustomForward, Estimate, Gpu, Margin, TrainingJob, Utilization
 from slurm_gpumem.xdg import cache_path
 
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary
 
-SCHEMA = "gpumem-kept-estimate/2"
+SCHEMA = "gpumem-kept-estimate/3"
 _CODE, _DATA = ("estimators", "summaries", "utilization"), ("models", "models/environments")
 """Folders of the package that an estimate rests on."""
 _MOST_BYTES = 1 << 20
@@ -128,7 +128,7 @@ def _content(made: Estimate) -> Dict[str, Any]:
 
 def _estimate(content: Dict[str, Any], job: TrainingJob) -> Estimate:
     """The estimate of a file; ValueError, KeyError or TypeError where it is damaged."""
-    used, margin, base = content["utilization"], Margin(*content["margin"]), content["base"]
+    used, margin = content["utilization"], Margin(*content["margin"])
     if used is not None:
         intervals = {name: (float(low), float(high)) for name, (low, high) in used["intervals"].items()}
         used = Utilization(**{**used, "intervals": intervals, "warnings": tuple(used["warnings"])})
@@ -138,7 +138,6 @@ def _estimate(content: Dict[str, Any], job: TrainingJob) -> Estimate:
         "warnings": tuple(content["warnings"]),
         "assumptions": tuple(content["assumptions"]),
         "margin": margin._replace(requests=tuple(margin.requests), custom_forward=custom),
-        "base": base and Base(*base),
         "utilization": used,
     }
     found = Estimate(**{**content, **read}, job=job)

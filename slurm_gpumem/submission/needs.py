@@ -171,11 +171,8 @@ def _for_line(gpu: Gpu, estimator: str) -> Gpu:
     """The GPU as the line's estimator would have it; a line knows nothing of the job's PyTorch."""
     from slurm_gpumem.estimators import registry
     from slurm_gpumem.estimators.environment import Environment, in_environment
-    from slurm_gpumem.estimators.learned import with_learned
 
-    if not registry.has_layer(estimator):
-        return gpu
-    return with_learned(in_environment(gpu, Environment()))
+    return in_environment(gpu, Environment()) if estimator in registry.FOLLOW_ENVIRONMENT else gpu
 
 
 def _estimates(

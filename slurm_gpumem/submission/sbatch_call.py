@@ -137,7 +137,6 @@ def _request(plan: Plan) -> CommentRecord:
         request_mib=largest.need.request_mib if largest else None,
         estimator=estimate.estimator if estimate else "mem" if largest else "",
         via="line" if plan.workload.line else "",
-        base=join_sizes(estimate.base[:2]) if estimate and estimate.base else "",
         gpu=(estimate.gpu if estimate else request.gpu_type if request else plan.workload.script_gpu) or "",
         batch=estimate.job.batch_size if estimate and not plan.workload.script else None,
         shards=request.units if request and not request.whole_gpu else 0,

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
 _END = "\x1e"
 _SLURM = re.compile(
-    r"\b(gpus\w+|sbatch|srun|scontrol|squeue|gpumem (?:report|doctor|setup|collect|node|learn))\b"
+    r"\b(gpus\w+|sbatch|srun|scontrol|squeue|gpumem (?:report|doctor|setup|collect|node))\b"
 )
 
 

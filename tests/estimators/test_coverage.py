@@ -1,4 +1,4 @@
-"""Coverages: other requests on demand, margins that end at what a GPU has, and what is learned."""
+"""Coverages: other requests on demand, and margins that end at what a GPU has."""
 
 from __future__ import annotations
 
@@ -54,12 +54,6 @@ def test_a_coverage_that_no_measurement_supports_is_refused(coverage: float) -> 
 def test_an_estimator_with_one_request_says_that_it_has_no_other() -> None:
     found = registry.run("horus", resnet(), TrainingJob(64), find_gpu("h200"), 0.9)
     assert any("coverage 0.9 is not used" in warning for warning in found.warnings)
-
-
-def test_what_a_site_learns_from_does_not_follow_the_coverage_of_one_job() -> None:
-    plain = registry.run("auto", resnet(), TrainingJob(64), find_gpu("h200"))
-    assert plain.base is None
-    assert estimate(0.9).base == plain.original()
 
 
 def test_an_unmeasured_gpu_widens_every_coverage_by_the_same_memory() -> None:

@@ -11,10 +11,8 @@ import pytest
 
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_margin
 from slurm_gpumem.estimators.gpus import gpu_table
-from slurm_gpumem.estimators.learned import GpuConstant, constants_json, with_learned
 from slurm_gpumem.estimators.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
 from slurm_gpumem.estimators.types import Gpu
 from tests.lua.played import INTERPRETERS, LUA_FOLDER, SITE, UNSET, Player, to_lua
@@ -45,7 +43,7 @@ def draw_line(draw: random.Random) -> MemoryLine:
     small: Any = draw.choice(((), knots()))
     return MemoryLine(
         f"{draw.getrandbits(64):016x}",
-        draw.choice(("corrected", "structural", "trace", "trace+site")),
+        draw.choice(("corrected", "structural", "trace")),
         draw.choice(("adam.fp32", "sgd-momentum.amp-bf16.acc4+ckpt")),
         draw.choice(CONTEXTS),
         draw.randint(0, 140),
@@ -58,24 +56,13 @@ def draw_line(draw: random.Random) -> MemoryLine:
     )
 
 
-def learn(folder: Path) -> str:
-    """A site that has learned the context of A100s and V100s."""
-    path = folder / "gpumem-learned.json"
-    constants = {"a100": GpuConstant(-431, 20, 15, 3), "v100": GpuConstant(512, 20, 15, 3)}
-    path.write_text(constants_json(constants, made=""))
-    return str(path)
-
-
-def site_gpu(gpu: Gpu, learned: str) -> Dict[str, Any]:
-    here = with_learned(gpu, learned)
-    constant = [here.context_mib - gpu.context_mib, here.context_margin_mib]
+def site_gpu(gpu: Gpu) -> Dict[str, Any]:
     contexts = [gpu.context_for(conv=c, matmul=m) for c, m in ((0, 0), (1, 0), (0, 1), (1, 1))]
     return {
         "context": contexts,
         "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20),
         "context_margin_mib": gpu.context_margin_mib,
         "traced_percent": [workspace_margin(gpu, True), workspace_margin(gpu, False)],
-        "learned": dict.fromkeys(registry.LEARNT, constant),
     }
 
 
@@ -91,11 +78,9 @@ def damaged(text: str, draw: random.Random) -> str:
     )
 
 
-def by_python(text: str, batch: int, gpu: Gpu, learned: str) -> Optional[Tuple[int, int]]:
+def by_python(text: str, batch: int, gpu: Gpu) -> Optional[Tuple[int, int]]:
     try:
-        line = parse_line(text)
-        here = with_learned(gpu, learned) if registry.has_layer(line.estimator) else gpu
-        return line.memory(batch, here)
+        return parse_line(text).memory(batch, gpu)
     except UsageError:
         return None
 
@@ -103,7 +88,7 @@ def by_python(text: str, batch: int, gpu: Gpu, learned: str) -> Optional[Tuple[i
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
 def test_lua_and_python_read_every_line_alike_to_the_last_mib(interpreter: str, tmp_path: Path) -> None:
     draw = random.Random(interpreter)
-    gpus, learned = list(gpu_table(tmp_path / "none").values()), learn(tmp_path)
+    gpus = list(gpu_table(tmp_path / "none").values())
     gpus += [in_environment(gpu, Environment()) for gpu in gpus]
     cases: List[Tuple[str, int, Gpu]] = []
     for number in range(900):
@@ -111,12 +96,12 @@ def test_lua_and_python_read_every_line_alike_to_the_last_mib(interpreter: str, 
         text = damaged(text, draw) if number % 3 == 0 else text
         cases.append((text, draw.choice((1, 64, draw.randint(1, 6000), 1 << 20)), draw.choice(gpus)))
     path = tmp_path / "cases.lua"
-    path.write_text("return " + to_lua([[text, batch, site_gpu(gpu, learned)] for text, batch, gpu in cases]))
+    path.write_text("return " + to_lua([[text, batch, site_gpu(gpu)] for text, batch, gpu in cases]))
     done = subprocess.run(
         [interpreter, str(EVALUATE), str(LUA_FOLDER), str(path)], capture_output=True, text=True, check=True
     )
     told = [None if line == "nil" else tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    expected = [by_python(*case, learned) for case in cases]
+    expected = [by_python(*case) for case in cases]
     differ = [(case, py, lua) for case, py, lua in zip(cases, expected, told) if py != lua]
     # A job that this version of Python does not know is one of a later version: Lua goes on without.
     assert [item for item in differ if item[1] is not None or not _unknown_job(item[0][0])] == []

@@ -16,7 +16,6 @@ RECORDS = [
     CommentRecord(
         estimate_mib=12045,
         request_mib=13312,
-        base="12045+16012",
         gpu="a100-80",
         batch=128,
         shards=0,

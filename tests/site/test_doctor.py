@@ -50,7 +50,7 @@ LUA = LuaReport(
     partitions={"gpu": (("a100", 40),)},
 )
 OLD_CONTEXT = CudaContext(1430, 1727, 1430, 1727, 9, 0, 8, 2)
-LEARNED_CONTEXT = OLD_CONTEXT._replace(learned=(("trace", -1205, 0), ("corrected", -1190, 0)))
+CALIBRATED = OLD_CONTEXT._replace(conv=522, both=522)
 HEALTHY = Snapshot(
     version=(24, 11, 5),
     config=CONFIG,
@@ -107,13 +107,6 @@ def test_whoever_has_written_the_way_of_sharing_hears_no_more_of_it() -> None:
     chosen = {"sharing": {"max_slowdown": 2}, "node": {"mps": "per-user"}}
     checks = [f.check for f in examine(replace(HEALTHY, site_file="gpumem.toml", tables=chosen)).findings]
     assert "sharing-unchosen" not in checks
-
-
-def test_a_table_that_knows_all_that_is_known_is_current_in_whatever_order() -> None:
-    stated = LEARNED_CONTEXT._replace(learned=tuple(sorted(LEARNED_CONTEXT.learned)))
-    table = lua(contexts=(LuaContext("a100", 40_000, stated),))
-    checks = [finding.check for finding in examine(replace(table, contexts=(LEARNED_CONTEXT,))).findings]
-    assert "site-contexts" not in checks
 
 
 CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
@@ -336,8 +329,8 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "copy",
     ),
     "table without a partition": (lua(partitions={}), Severity.WARNING, "site-table", "copy"),
-    "table from before calibrate or learn": (
-        replace(lua(contexts=(LuaContext("a100", 40_000, OLD_CONTEXT),)), contexts=(LEARNED_CONTEXT,)),
+    "table from before calibrate": (
+        replace(lua(contexts=(LuaContext("a100", 40_000, OLD_CONTEXT),)), contexts=(CALIBRATED,)),
         Severity.WARNING,
         "site-contexts",
         "gpumem setup",

@@ -15,13 +15,11 @@ from slurm_gpumem.site.nodes import CudaContext, GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table
 
-LEARNED = (("corrected", -1190, 0), ("trace", -1205, 12))
-
 
 @pytest.mark.skipif(not any(map(shutil.which, INTERPRETERS)), reason="no Lua interpreter")
 def test_contexts_come_back_from_the_table_as_setup_wrote_them(tmp_path: Path) -> None:
     measured = CudaContext(620, 634, 742, 764, 32)
-    guessed = CudaContext(1727, 1727, 1430, 1727, 9, 17, 8, 2, LEARNED)
+    guessed = CudaContext(1727, 1727, 1430, 1727, 9, 17, 8, 2)
     gpus = (
         replace(GpuGroup("h200", 1, 143771), context=measured),
         replace(GpuGroup("a100", 4, 40960), context=guessed),
@@ -41,4 +39,4 @@ def test_contexts_come_back_from_the_table_as_setup_wrote_them(tmp_path: Path) -
 
 @pytest.mark.parametrize("sizes", ["", "1,2,x", "1", "1,2,3,4,5,6,7,8,9,10,11"])
 def test_a_table_of_somebodys_own_making_states_no_context(sizes: str) -> None:
-    assert parse_report(f"context\ta100\t40000\t{sizes}\t").contexts == ()
+    assert parse_report(f"context\ta100\t40000\t{sizes}").contexts == ()

@@ -11,7 +11,6 @@ import pytest
 
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.learned import GpuConstant, constants_json
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.submission import kept_estimates
@@ -98,16 +97,6 @@ def test_another_batch_gpu_coverage_or_text_is_estimated(tmp_path: Path, made: L
     other.write_text(RESNET.read_text() + "\n")
     estimate_once("auto", read_summary(other), job, find_gpu("a100"), None)
     assert len(made) == 5
-
-
-def test_what_the_site_learns_counts_at_once(tmp_path: Path, made: List[str]) -> None:
-    summary, job = _job(RESNET)
-    before = estimate_once("auto", summary, job, find_gpu("a100"), None)
-    learned = constants_json({"a100": GpuConstant(500, 20, 15, 3)}, made="")
-    (tmp_path / "site" / "gpumem-learned.json").write_text(learned)
-    after = estimate_once("auto", summary, job, find_gpu("a100"), None)
-    assert after.peak_mib == before.original().peak_mib + 500
-    assert len(made) == 2
 
 
 def test_other_code_or_data_estimates_again(
