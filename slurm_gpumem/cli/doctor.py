@@ -8,21 +8,14 @@ from typing import List
 
 from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_color
-from slurm_gpumem.site.ask_nodes import SSH
 from slurm_gpumem.site.doctor import examine_cluster
-from slurm_gpumem.site.look import Ask
 from slurm_gpumem.terminal.colour import Palette, palette
 
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand: 0 ok, 1 warning, 2 critical, 3 unknown."""
-    parser = _parser()
-    args = parser.parse_args(argv)
-    if args.through != SSH and args.nodes is None:
-        parser.error("--through says how nodes are asked; add --nodes")
-    if not 1 <= args.timeout <= 600:
-        parser.error("--timeout is between 1 and 600 seconds")
-    diagnosis = examine_cluster(Ask(args.nodes, args.through, args.timeout), args.ignore)
+    args = _parser().parse_args(argv)
+    diagnosis = examine_cluster(args.ignore, here=args.here)
     if args.json:
         print(json.dumps(diagnosis.as_json(), indent=2))
     else:
@@ -45,20 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument(
-        "--nodes",
-        nargs="?",
-        const="",
-        metavar="LIST",
-        help="also ask these nodes (n[1-4,7]; all with shares if no LIST is given), with ssh",
-    )
-    parser.add_argument(
-        "--through",
-        metavar="COMMAND",
-        default=SSH,
-        help="the command that asks them (default '%(default)s')",
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=20.0, metavar="S", help="how long to wait for a node (default 20)"
+        "--here",
+        action="store_true",
+        help="look at this host's hooks, driver and files only: for each node, with ssh, pdsh or clush",
     )
     add_color(parser)
     return parser

@@ -197,8 +197,7 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
 
 def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
     """Prolog, TaskProlog and Epilog belong together."""
-    hosts = [*([now.here] if now.here else []), *now.reports]
-    seen = {name for host in hosts for name in host.facts.get("files", ())}
+    seen = now.here.facts.get("files", ()) if now.here else ()
     paths = [value_of(now.config, key) or "" for key in ("Prolog", "TaskProlog")]
     if not any("/gpumem/" in path or os.path.basename(path) in seen for path in paths):
         return
@@ -259,9 +258,7 @@ def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
 
 def everything_was_asked(now: Snapshot) -> Iterator[Finding]:
     """What could not be read is reported, not skipped."""
-    hosts = [*([now.here] if now.here else []), *now.reports]
-    unseen = dict.fromkeys(text for host in hosts for text in host.unseen)
-    for text in (*now.unread, *unseen):
+    for text in (*now.unread, *(now.here.unseen if now.here else ())):
         yield note(
             "not-asked",
             text,

@@ -1,17 +1,14 @@
-"""Checks of hosts: what the probe found on this one and on the nodes, and what differs between them."""
+"""Checks of this host: what the probe found on it."""
 
 from __future__ import annotations
 
 import os
-from typing import Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Iterator, Mapping, NamedTuple
 
 import slurm_gpumem
 from slurm_gpumem.site.findings import Finding, Severity, warning
-from slurm_gpumem.site.hosts import HostReport, Silent
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.node_names import fold_names
 
-_CLOCK_S = 2.0
 _HOOKS_AGAIN = "install the hooks again (gpumem docs node)"
 
 
@@ -112,18 +109,10 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def hosts_are_sound(now: Snapshot) -> Iterator[Finding]:
-    """What the probe found; the same on many nodes is one finding."""
-    found: Dict[Tuple[str, str], List[str]] = {}
-    for report in _all(now):
-        for fault in report.faults:
-            found.setdefault(fault, []).append(report.name)
-    for (check, what), names in found.items():
-        known = FAULTS.get(check)
-        if known is None:
-            yield Finding(Severity.UNKNOWN, "node-silent", what, "the answer is of another version", "update")
-        else:
-            where = _where(names)
-            yield Finding(known.severity, check, f"{where}{what}", known.why, known.fix)
+    """What the probe found."""
+    for check, what in now.here.faults if now.here else ():
+        known = FAULTS[check]
+        yield Finding(known.severity, check, what, known.why, known.fix)
 
 
 def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
@@ -133,58 +122,21 @@ def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
             "hook-unseen",
             f"{', '.join(now.hooks_unseen)}: not on this host",
             "whether the nodes have it was not checked",
-            "gpumem doctor --nodes asks them",
-        )
-
-
-def nodes_answer(now: Snapshot) -> Iterator[Finding]:
-    """A node that does not answer was not checked."""
-    for why, names in _by_reason(now.silent):
-        yield warning(
-            "node-silent",
-            f"{names}: {why}",
-            "not checked",
-            "try again, or name another way: --through 'srun --immediate=20 --mem=64M -w {node}'",
+            "run gpumem doctor --here on the nodes, with ssh, pdsh or clush (gpumem docs doctor)",
         )
 
 
 def versions_are_equal(now: Snapshot) -> Iterator[Finding]:
     """Hooks, gpusbatch and reports read each other's files: one version on all hosts."""
     mine = slurm_gpumem.__version__
-    found: Dict[str, List[str]] = {}
-    for report in _all(now):
-        found.setdefault(report.facts.get("version", mine), []).append(report.name)
-    for version, names in found.items():
-        if version != mine:
-            where = _where(names) or "this host: "
-            yield _differs("versions-differ", f"{where}the hooks run slurm_gpumem {version}, this is {mine}")
-
-
-def files_are_equal(now: Snapshot) -> Iterator[Finding]:
-    """gpumem.toml and the hooks must be the same on all nodes."""
-    texts: Dict[str, Dict[str, List[str]]] = {}
-    for report in now.reports:
-        for name, digest in report.facts.get("files", {}).items():
-            texts.setdefault(str(name), {}).setdefault(str(digest), []).append(report.name)
-    for name, kinds in sorted(texts.items()):
-        if len(kinds) > 1:
-            fewest = min(kinds.values(), key=len)
-            others = sum(map(len, kinds.values())) - len(fewest)
-            what = f"{name} on {fold_names(fewest)} differs from that on {others} other nodes"
-            yield _differs("files-differ", what)
-
-
-def clocks_agree(now: Snapshot) -> Iterator[Finding]:
-    """Records are joined with Slurm's accounting by time."""
-    for report in now.reports:
-        if abs(report.clock_s) > _CLOCK_S:
-            side = "ahead" if report.clock_s > 0 else "behind"
-            yield warning(
-                "clock",
-                f"{report.name}: its clock is {abs(report.clock_s):.0f} s {side}",
-                "records cannot be joined with Slurm's accounting, and credentials expire early",
-                "run a time service (chrony) on every node",
-            )
+    version = now.here.facts.get("version", mine) if now.here else mine
+    if version != mine:
+        yield warning(
+            "versions-differ",
+            f"the hooks run slurm_gpumem {version}, this is {mine}",
+            "jobs are treated differently, and records may not be readable",
+            "install the same version on every host",
+        )
 
 
 def one_site_file(now: Snapshot) -> Iterator[Finding]:
@@ -197,31 +149,3 @@ def one_site_file(now: Snapshot) -> Iterator[Finding]:
             "a change in one of them is not seen by the other",
             "site_config= in hooks.conf must name the same file",
         )
-
-
-def _all(now: Snapshot) -> List[HostReport]:
-    return [*([now.here] if now.here else []), *now.reports]
-
-
-def _by_reason(nodes: Sequence[Silent]) -> List[Tuple[str, str]]:
-    """Each reason and the nodes that have it."""
-    found: Dict[str, List[str]] = {}
-    for node in nodes:
-        found.setdefault(node.why, []).append(node.name)
-    return [(why, fold_names(names)) for why, names in found.items()]
-
-
-def _where(names: List[str]) -> str:
-    nodes = [name for name in names if name]
-    if not nodes:
-        return ""
-    return f"{fold_names(nodes)}{' and this host' if '' in names else ''}: "
-
-
-def _differs(check: str, what: str) -> Finding:
-    return warning(
-        check,
-        what,
-        "jobs are treated differently, and records may not be readable",
-        "install the same version and files on every host",
-    )

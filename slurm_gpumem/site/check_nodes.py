@@ -10,7 +10,7 @@ from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
 from slurm_gpumem.site.findings import Finding, Severity, warning
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import takes_jobs
+from slurm_gpumem.site.hosts import HostReport, takes_jobs
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import parse_gres
@@ -74,14 +74,16 @@ def gres_files_agree(now: Snapshot) -> Iterator[Finding]:
 def shares_fit_the_memory(now: Snapshot) -> Iterator[Finding]:
     """More shares than a GPU has memory: jobs that fit by Slurm's count run out of memory."""
     shard_mib = int(now.policy.get("shard_mib", SHARING.default("shard_mib")))
-    measured = {report.name: [int(mib) for _, mib in report.facts.get("gpus", ())] for report in now.reports}
+    here = now.here or HostReport()
+    own = [int(mib) for _, mib in here.facts.get("gpus", ())]
     found: Dict[Tuple[Severity, str], List[str]] = {}
     for node in now.shared_nodes():
         for kind, _, shares in divided_gpus(node, "shard"):
-            sizes = measured.get(node["NodeName"]) or _sizes(kind)
+            is_here = bool(own) and node["NodeName"] in here.nodes
+            sizes = own if is_here else _sizes(kind)
             if not sizes or shares * shard_mib <= min(sizes):
                 continue
-            certain = node["NodeName"] in measured or shares * shard_mib > max(sizes)
+            certain = is_here or shares * shard_mib > max(sizes)
             severity = Severity.CRITICAL if certain else Severity.WARNING
             what = f"{shares} shards of {shard_mib} MiB on one {kind or 'GPU'}, which has {min(sizes)} MiB"
             if not certain:
@@ -94,7 +96,7 @@ def shares_fit_the_memory(now: Snapshot) -> Iterator[Finding]:
             f"{fold_names(names)}: {what}",
             "jobs that fit by Slurm's count run out of memory together",
             "fewer shards in Gres= and gres.conf (gpumem setup); if it has more memory, say so in "
-            "gpumem-gpus.toml, or let --nodes measure it",
+            "gpumem-gpus.toml; gpumem doctor --here measures it on the node",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, Collection, Iterator, Tuple
 
@@ -17,7 +18,8 @@ from slurm_gpumem.site import (
     check_recovery,
 )
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
-from slurm_gpumem.site.look import Ask, look_at_nodes, look_here, wanted_nodes
+from slurm_gpumem.site.hosts import HostReport
+from slurm_gpumem.site.look import look_here
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.slurm.client import Commands, slurm_version
@@ -59,10 +61,7 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.way_of_sharing_is_chosen,
     check_hosts.hosts_are_sound,
     check_hosts.hooks_were_seen,
-    check_hosts.nodes_answer,
     check_hosts.versions_are_equal,
-    check_hosts.files_are_equal,
-    check_hosts.clocks_agree,
     check_hosts.one_site_file,
     check_recovery.recovery_is_whole,
     check_recovery.recovery_runs,
@@ -72,24 +71,44 @@ CHECKS: Tuple[Check, ...] = (
 )
 
 
+CHECKS_HERE: Tuple[Check, ...] = (
+    check_nodes.shares_fit_the_memory,
+    check_hooks.site_file_is_right,
+    check_hosts.hosts_are_sound,
+    check_hosts.hooks_were_seen,
+    check_hosts.versions_are_equal,
+    check_hosts.one_site_file,
+    check_hooks.everything_was_asked,
+)
+"""Of one node, of many that are asked at once."""
+
+
 def examine(now: Snapshot) -> Diagnosis:
     """The diagnosis of all checks on one snapshot."""
     return diagnose([finding for check in CHECKS for finding in check(now)], now.version_text)
 
 
-def examine_cluster(ask: Ask, accepted: Collection[str] = ()) -> Diagnosis:
-    """The diagnosis of the running cluster without the accepted checks; UNKNOWN when it cannot be asked."""
+def examine_here(now: Snapshot) -> Diagnosis:
+    """The diagnosis of this host alone, which is the same text on hosts that have the same."""
+    here = now.here or HostReport()
+    now = replace(now, nodes=tuple(node for node in now.nodes if node["NodeName"] in here.nodes))
+    findings = [finding for check in CHECKS_HERE for finding in check(now)]
+    return replace(diagnose(findings, now.version_text), host=here.mark)
+
+
+def examine_cluster(accepted: Collection[str] = (), *, here: bool = False) -> Diagnosis:
+    """The diagnosis of the running cluster, or of this host, without the accepted checks.
+
+    UNKNOWN when the cluster cannot be asked.
+    """
     # Unix times, to compare with files' times.
     client = Commands({"SLURM_TIME_FORMAT": "%s"})
     try:
         now = gather(client)
     except SlurmError as error:
         return _no_answer(error).without(accepted)
-    wanted = [] if ask.nodes is None else wanted_nodes(now, ask.nodes)
     now = look_here(now, client)
-    if wanted:
-        now = look_at_nodes(now, wanted, ask)
-    return examine(now).without(accepted)
+    return (examine_here(now) if here else examine(now)).without(accepted)
 
 
 def _no_answer(error: SlurmError) -> Diagnosis:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Collection, Dict, List, Sequence, Tuple
 
@@ -60,10 +60,12 @@ class Diagnosis:
     findings: Tuple[Finding, ...]
     version: str
     """Slurm's version; "" when the controller does not answer."""
+    host: str = ""
+    """What this host has, where only that was looked at."""
 
     def without(self, checks: Collection[str]) -> Diagnosis:
         """The diagnosis as if these checks had found nothing."""
-        return Diagnosis(tuple(f for f in self.findings if f.check not in checks), self.version)
+        return replace(self, findings=tuple(f for f in self.findings if f.check not in checks))
 
     @property
     def severity(self) -> Severity:
@@ -82,9 +84,10 @@ class Diagnosis:
             if count
         ]
         head = f"GPUMEM {self.severity.name}"
-        where = f"Slurm {self.version}" if self.version else "Slurm does not answer"
+        where = self.host or (f"Slurm {self.version}" if self.version else "Slurm does not answer")
         if not counts:
-            return f"{head} - {where}: GPUs are shared as they should be"
+            well = "this host is as it should be" if self.host else "GPUs are shared as they should be"
+            return f"{head} - {where}: {well}"
         worst = next(f for f in self.findings if f.severity is self.severity)
         return _plain(f"{head} - {where}: {', '.join(counts)} - {worst.what}")
 

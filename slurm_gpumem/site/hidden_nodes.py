@@ -45,7 +45,7 @@ def cloud_notes(now: Snapshot) -> List[str]:
         notes.append(
             f"{fold_names(cloud)}: State=CLOUD; they get shares like the others. Their image needs the new "
             "slurm.conf and gres.conf (unless it is configless) and the hooks, and those that run now must "
-            "be powered down and up again. gpumem doctor --nodes does not wake those that are off"
+            "be powered down and up again"
         )
     if later:
         notes.append(

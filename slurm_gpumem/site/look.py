@@ -1,4 +1,4 @@
-"""Complete a cluster's picture by looking at its hosts: this one, the nodes if asked, the hooks' signs."""
+"""Complete a cluster's picture by looking at this host, and at the hooks' signs on it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
-from slurm_gpumem.errors import SlurmError, UsageError
-from slurm_gpumem.site.ask_nodes import SSH, ask_nodes
+from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here
+from slurm_gpumem.site.hosts import HostReport, Question
+from slurm_gpumem.site.probe import examine
 from slurm_gpumem.site.probe_files import is_hidden
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.node_names import expand_names
-from slurm_gpumem.slurm.nodes import Record
 from slurm_gpumem.slurm.queue import newest_end
 
 CONTROLLER_HOOKS = ("EpilogSlurmctld", "PrologSlurmctld")
@@ -32,16 +30,6 @@ HEARTBEAT = "gpumem-epilog-slurmctld"
 _PATIENCE_S = 5.0
 """How long after a job's end its EpilogSlurmctld may still be on its way."""
 _POLL_S = 0.1
-
-
-class Ask(NamedTuple):
-    """Whether and how the nodes are asked."""
-
-    nodes: Optional[str] = None
-    """Node names as Slurm writes them; "" for all nodes with shares; None: ask none."""
-    through: str = SSH
-    """A command that runs a shell on {node}."""
-    timeout_s: float = 20.0
 
 
 def look_here(now: Snapshot, client: Commands) -> Snapshot:
@@ -58,9 +46,11 @@ def look_here(now: Snapshot, client: Commands) -> Snapshot:
     mine = (*(_hooks(now, CONTROLLER_HOOKS) if is_controller else ()), *there)
     devices = [path for name in nodes_here for path in gres.devices(name)]
     now = replace(now, is_controller=is_controller, hooks_unseen=unseen)
-    here = ask_here(_question(now, mine, _files(now, is_controller), devices))
-    if isinstance(here, Silent):
-        return replace(now, silent=(*now.silent, here._replace(name="this host")))
+    try:
+        here = examine(_question(now, mine, _files(now, is_controller), devices))
+    except (OSError, ValueError) as error:
+        return replace(now, unread=(*now.unread, f"this host: {error}"))
+    here = replace(here, nodes=tuple(nodes_here))
     now = replace(now, here=here)
     theirs = str(here.facts.get("site_config", ""))
     if theirs and not (now.site_file and os.path.exists(theirs) and os.path.samefile(theirs, now.site_file)):
@@ -71,16 +61,6 @@ def look_here(now: Snapshot, client: Commands) -> Snapshot:
         return replace(now, heartbeat=_heartbeat(now, here, client))
     except (OSError, SlurmError) as error:
         return replace(now, unread=(*now.unread, f"EpilogSlurmctld's sign of life: {error}"))
-
-
-def look_at_nodes(now: Snapshot, wanted: Sequence[Record], ask: Ask) -> Snapshot:
-    """The picture with what these nodes say."""
-    gres = parse_gres_conf(now.files.get("gres.conf", ""))
-    hooks = _hooks(now, NODE_HOOKS)
-    names = [node["NodeName"] for node in wanted]
-    nodes = [(name, _question(now, hooks, devices=gres.devices(name))) for name in names]
-    reports, silent = ask_nodes(nodes, ask.through, ask.timeout_s)
-    return replace(now, reports=reports, silent=(*now.silent, *silent), hooks_unseen=())
 
 
 def _question(
@@ -121,17 +101,6 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     plugins = value_of(now.config, "PluginDir") or ""
     paths += [Path(folder) / LUA_PLUGIN for folder in plugins.split(":") if folder]
     return [str(path) for path in dict.fromkeys(paths) if path.exists()]
-
-
-def wanted_nodes(now: Snapshot, names: str) -> List[Record]:
-    """The nodes of a list, all with shares for an empty one; UsageError for one that Slurm does not know."""
-    if not names:
-        return list(now.shared_nodes())
-    known = {node["NodeName"]: node for node in now.nodes}
-    strange = [name for name in expand_names(names) if name not in known]
-    if strange:
-        raise UsageError(f"--nodes {names}: Slurm has no node {', '.join(strange[:4])}")
-    return [known[name] for name in expand_names(names)]
 
 
 def _heartbeat(now: Snapshot, here: HostReport, client: Commands) -> Optional[Heartbeat]:

@@ -1,23 +1,18 @@
-"""Examine the hooks and files on one host, for `gpumem doctor`.
+"""Examine the hooks and files on this host, for `gpumem doctor`.
 
-The probe also runs as text on the nodes, through `sh`, with whatever Python they have: its files import only
-the standard library and each other, because a node whose package is missing must still be able to say so. It
-prints JSON; `site.hosts` reads it. It looks and runs nothing that somebody else than root could have changed.
+It runs nothing that somebody else than root could have changed.
 """
 
 from __future__ import annotations
 
 import glob
-import json
 import os
-import time
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Iterable, Iterator, Tuple
 
+from slurm_gpumem.site.hosts import HostReport, Question
 from slurm_gpumem.site.probe_host import RUN_AS_SLURM, Host
 from slurm_gpumem.site.probe_node import check_node
 
-MARK = "gpumem-probe/1 "
-"""The line with the answer begins so: a login shell may print something before it."""
 _NODE = """
 import json, sys
 from slurm_gpumem.config.node import load_node_config
@@ -30,19 +25,19 @@ print(json.dumps({name: None if value is None else str(value) for name, value in
 """
 
 
-def expanded(hooks: List[List[str]]) -> Iterator[Tuple[str, str]]:
+def expanded(hooks: Iterable[Tuple[str, str]]) -> Iterator[Tuple[str, str]]:
     """Each program of each hook: Slurm takes patterns, too (/etc/slurm/prolog.d/*)."""
     for key, path in hooks:
         found = sorted(glob.glob(path)) if glob.has_magic(path) else []
         yield from ((key, name) for name in found or [path])
 
 
-def examine(question: Dict[str, Any]) -> Dict[str, Any]:
+def examine(question: Question) -> HostReport:
     """Everything about this host that was asked for."""
     host = Host(question)
-    for path in question["files"]:
+    for path in question.files:
         host.is_safe(path)
-    for key, path in expanded(question["hooks"]):
+    for key, path in expanded(question.hooks):
         settings = host.hook(key, path)
         if not settings:
             continue
@@ -56,18 +51,7 @@ def examine(question: Dict[str, Any]) -> Dict[str, Any]:
             node = host.run_python(python, _NODE, site_config)
             if node is not None:
                 check_node(host, python, settings, node, os.path.dirname(path))
-    missing = [path for path in question["devices"] if host.is_there(path) is False]
+    missing = [path for path in question.devices if host.is_there(path) is False]
     if missing:
         host.fault("no-device", f"{', '.join(missing[:4])} of gres.conf: not on this host")
-    return {
-        "host": os.uname().nodename.partition(".")[0],
-        "time": time.time(),
-        "faults": host.faults,
-        "unseen": sorted(set(host.unseen)),
-        "facts": host.facts,
-    }
-
-
-def main(question: Dict[str, Any]) -> None:
-    """Print the answer."""
-    print(MARK + json.dumps(examine(question)), flush=True)
+    return HostReport(tuple(host.faults), tuple(sorted(set(host.unseen))), host.facts)

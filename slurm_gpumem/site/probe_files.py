@@ -1,7 +1,4 @@
-"""What the probe of a host needs to know of files, programs and users.
-
-Like all parts of the probe it also runs as text on the nodes: it imports only the standard library.
-"""
+"""What the probe of a host needs to know of files, programs and users."""
 
 from __future__ import annotations
 

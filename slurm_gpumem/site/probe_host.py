@@ -1,7 +1,4 @@
-"""One host as its hooks see it: who may change their files, what they run, and the package they load.
-
-Like all parts of the probe it also runs as text on the nodes: it imports only the standard library.
-"""
+"""One host as its hooks see it: who may change their files, what they run, and the package they load."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import re
 import stat
 from typing import Any, Dict, List, Optional, Tuple
 
+from slurm_gpumem.site.hosts import Question
 from slurm_gpumem.site.probe_files import (
     TIMEOUT_S,
     Settings,
@@ -51,12 +49,12 @@ print(json.dumps({
 
 
 class Host:
-    """The examination of this host: faults as (check, what), and facts to compare with other hosts."""
+    """The examination of this host: faults as (check, what), and facts."""
 
-    def __init__(self, question: Dict[str, Any]) -> None:
-        self.trusted = set(question["trusted_uids"])
-        self.trusted_gids = set(question["trusted_gids"])
-        self.slurm_uid: Optional[int] = question["slurm_uid"]
+    def __init__(self, question: Question) -> None:
+        self.trusted = set(question.trusted_uids)
+        self.trusted_gids = set(question.trusted_gids)
+        self.slurm_uid = question.slurm_uid
         self.faults: List[Tuple[str, str]] = []
         self.unseen: List[str] = []
         self.facts: Dict[str, Any] = {}

@@ -1,7 +1,4 @@
-"""What the Prolog and the sampler of a node will use: spool, MPS, driver, sampler.
-
-Like all parts of the probe it also runs as text on the nodes: it imports only the standard library.
-"""
+"""What the Prolog and the sampler of a node will use: spool, MPS, driver, sampler."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import ctypes
 import json
 import os
 import stat
+import sys
 from typing import Any, Dict
 
 from slurm_gpumem.site.probe_files import Settings, is_program, lineage, run
@@ -73,10 +71,11 @@ def _end_library(host: Host, named: str, hooks: str) -> None:
         host.fault("cannot-read", f"users' programs cannot load {there[0]}")
     if not host.is_safe(there[0]):
         return
-    try:
-        ctypes.CDLL(there[0])
-    except OSError as error:
-        host.fault("no-end-library", f"{there[0]} cannot be loaded: {error}")
+    # In a process of its own, which it may then keep from ending.
+    done = run([sys.executable, "-I", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", there[0]])
+    if done is None or done.returncode != 0:
+        why = (done.stderr.strip().splitlines() if done else []) or ["no answer"]
+        host.fault("no-end-library", f"{there[0]} cannot be loaded: {why[-1]}")
 
 
 def _spool(host: Host, path: str) -> None:

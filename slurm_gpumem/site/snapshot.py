@@ -14,7 +14,7 @@ from slurm_gpumem.config.schema import SECTIONS, SHARING
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
-from slurm_gpumem.site.hosts import HostReport, Silent
+from slurm_gpumem.site.hosts import HostReport
 from slurm_gpumem.site.lua_report import LuaReport, try_lua
 from slurm_gpumem.site.nodes import CudaContext, context_in_table
 from slurm_gpumem.slurm import queue
@@ -77,11 +77,7 @@ class Snapshot:
     is_controller: bool = False
     """Whether slurmctld runs on this host."""
     hooks_unseen: Tuple[str, ...] = ()
-    """Hooks of the nodes that are not on this host, while no node was asked."""
-    reports: Tuple[HostReport, ...] = ()
-    """What the nodes answered (--nodes)."""
-    silent: Tuple[Silent, ...] = ()
-    """Nodes that gave no answer."""
+    """Hooks of the nodes that are not on this host."""
     heartbeat: Optional[Heartbeat] = None
     """What is known of EpilogSlurmctld's last run; None where it is not ours, or not to be seen here."""
 

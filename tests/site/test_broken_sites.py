@@ -409,9 +409,8 @@ def site(whole: WholeSite) -> Iterator[WholeSite]:
 
 
 def test_a_whole_site_is_ok_on_every_line(site: WholeSite) -> None:
-    for args in ((), ("--nodes", "--through", "sh -c 'exec \"$@\"' {node}")):
-        answer = site.doctor(*args)
-        assert (answer["findings"], answer["status"]) == ([], "ok"), args
+    answer = site.doctor()
+    assert (answer["findings"], answer["status"]) == ([], "ok")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.check_hosts import FAULTS
 from slurm_gpumem.site.doctor import CHECKS, Check, examine
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
-from slurm_gpumem.site.hosts import HostReport, Silent
+from slurm_gpumem.site.hosts import HostReport
 from slurm_gpumem.site.lua_report import LuaContext, LuaReport
 from slurm_gpumem.site.nodes import CudaContext
 from slurm_gpumem.site.snapshot import Heartbeat, Snapshot, gather
@@ -398,10 +398,10 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         node(Gres="gpu:a100:4,shard:a100:320"),
         Severity.WARNING,
         "too-many-shards",
-        "--nodes",
+        "--here",
     ),
     "more shards than measured memory": (
-        replace(HEALTHY, reports=(HostReport("n1", facts={"gpus": [["NVIDIA A100", 32768]] * 4}),)),
+        replace(HEALTHY, here=HostReport(facts={"gpus": [["NVIDIA A100", 32768]] * 4}, nodes=("n1",))),
         Severity.CRITICAL,
         "too-many-shards",
         "fewer shards",
@@ -440,41 +440,16 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         replace(HEALTHY, hooks_unseen=("Prolog=/x/prolog.sh",)),
         Severity.WARNING,
         "hook-unseen",
-        "--nodes",
-    ),
-    "node silent": (
-        replace(
-            HEALTHY, silent=(Silent("n1", "no answer within 20 s"), Silent("n2", "no answer within 20 s"))
-        ),
-        Severity.WARNING,
-        "node-silent",
-        "--through",
+        "--here",
     ),
     "versions": (
-        replace(HEALTHY, reports=(HostReport("n1", facts={"version": "0.0.1"}),)),
+        replace(HEALTHY, here=HostReport(facts={"version": "0.0.1"})),
         Severity.WARNING,
         "versions-differ",
         "same version",
     ),
-    "files": (
-        replace(
-            HEALTHY,
-            reports=tuple(
-                HostReport(f"n{n}", facts={"files": {"gpumem.toml": "a" if n < 3 else "b"}}) for n in range(4)
-            ),
-        ),
-        Severity.WARNING,
-        "files-differ",
-        "every host",
-    ),
-    "clock": (
-        replace(HEALTHY, reports=(HostReport("n1", clock_s=-70.0),)),
-        Severity.WARNING,
-        "clock",
-        "time service",
-    ),
     "two site files": (
-        replace(HEALTHY, site_file=__file__, here=HostReport("", facts={"site_config": "/etc/passwd"})),
+        replace(HEALTHY, site_file=__file__, here=HostReport(facts={"site_config": "/etc/passwd"})),
         Severity.WARNING,
         "site-files-differ",
         "site_config=",
@@ -500,7 +475,7 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
     "prolog too short": (config(PrologEpilogTimeout="5"), Severity.WARNING, "prolog-timeout", "=60"),
     **{
         f"probe: {check}": (
-            replace(HEALTHY, here=HostReport("", ((check, "/x"),))),
+            replace(HEALTHY, here=HostReport(((check, "/x"),))),
             fault.severity,
             check,
             fault.fix,
@@ -571,16 +546,9 @@ def test_no_line_holds_what_nagios_takes_for_figures() -> None:
     ]
 
 
-def test_what_many_nodes_have_in_common_is_one_finding() -> None:
-    fault = ("no-mps", "/usr/bin/x is not there")
-    reports = tuple(HostReport(f"n{number}", (fault,)) for number in range(1, 201))
-    (finding,) = examine(replace(HEALTHY, reports=reports)).without({"placement"}).findings
-    assert finding.what == "n[1-200]: /usr/bin/x is not there"
-
-
 def test_an_a100_with_80_measured_gib_may_have_80_shards() -> None:
-    report = HostReport("n1", facts={"gpus": [["NVIDIA A100-SXM4-80GB", 81920]] * 4})
-    large = replace(node(Gres="gpu:a100:4,shard:a100:320"), reports=(report,), lua=None)
+    report = HostReport(facts={"gpus": [["NVIDIA A100-SXM4-80GB", 81920]] * 4}, nodes=("n1",))
+    large = replace(node(Gres="gpu:a100:4,shard:a100:320"), here=report, lua=None)
     assert "too-many-shards" not in [finding.check for finding in examine(large).findings]
 
 

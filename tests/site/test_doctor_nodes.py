@@ -1,10 +1,10 @@
-"""`gpumem doctor --nodes` and the proof that EpilogSlurmctld runs, on real daemons."""
+"""`gpumem doctor --here` and the proof that EpilogSlurmctld runs, on real daemons."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -22,12 +22,11 @@ from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM, WholeSite, close_whole_site, make_whole_site
 
 pytestmark = [pytest.mark.slurm, needs_root]
-NODES = ("n1", "n2", "n3")
 
 
 @pytest.fixture(scope="module")
 def whole(make_module_cluster: Callable[..., Cluster]) -> Iterator[WholeSite]:
-    site = make_whole_site(make_module_cluster, nodes=default_nodes(len(NODES)))
+    site = make_whole_site(make_module_cluster)
     yield site
     close_whole_site(site)
 
@@ -56,46 +55,19 @@ def node_with_other_files(site: WholeSite, name: str) -> List[str]:
     return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
 
 
-def check_the_broken_one(answer: Dict[str, Any], root: Path) -> None:
-    assert said(answer, "hook-missing") == [f"n2: TaskEpilog={root}/hooks/task_epilog.sh does not exist"]
-    assert said(answer, "not-only-root") == [f"n2: everybody can change {root}/hooks/prolog.sh (mode 0777)"]
-    (differ,) = said(answer, "versions-differ")
-    assert differ.startswith("n2: the hooks run slurm_gpumem 0.0.9")
-    assert answer["exit_code"] == 2
-
-
-def test_every_node_is_asked_and_the_broken_and_the_silent_are_named(site: WholeSite) -> None:
-    view = node_with_other_files(site, "n2")
-    ask = site.root / "bin" / "ask"
-    lines = ["#!/bin/sh", "node=$1; shift", "case $node in", f'n2) exec {shlex.join(view)} "$@" ;;']
-    lines += [
-        "n3) echo 'ssh: connect to host n3: No route to host' >&2; exit 255 ;;",
-        "esac",
-        'exec "$@"',
-        "",
-    ]
-    ask.write_text("\n".join(lines))
-    ask.chmod(0o755)
-    answer = site.doctor("--nodes", "--through", f"{ask} {{node}}")
-    check_the_broken_one(answer, site.root)
-    assert said(answer, "node-silent") == ["n3: ssh: connect to host n3: No route to host"]
-
-
-def test_a_node_that_hangs_is_named_in_time(site: WholeSite) -> None:
-    answer = site.doctor("--nodes", "n[1-2]", "--timeout", "1", "--through", "sh -c 'exec sleep 60' {node}")
-    assert said(answer, "node-silent") == ["n[1-2]: no answer within 1 s"]
-
-
-def test_a_node_that_slurm_does_not_know_is_an_error(site: WholeSite) -> None:
-    done = site.cluster.run([GPUMEM, "doctor", "--nodes", "n[3-5]"])
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Slurm has no node n4, n5" in done.stderr
-
-
-def test_through_without_a_place_for_the_node_is_an_error(site: WholeSite) -> None:
-    done = site.cluster.run([GPUMEM, "doctor", "--nodes", "--through", "ssh"])
-    assert done.returncode == 2
-    assert "has no {node}" in done.stderr
+def test_each_node_speaks_of_itself_and_those_that_are_alike_say_the_same(site: WholeSite) -> None:
+    """`clush -b gpumem doctor --here` folds what is equal: the broken node stands out."""
+    doctor = [GPUMEM, "doctor", "--here"]
+    alike = {site.cluster.run(doctor).stdout for _ in range(2)}
+    assert len(alike) == 1
+    assert alike.pop().endswith(": this host is as it should be\n")
+    broken = site.cluster.run([*node_with_other_files(site, "n2"), *doctor, "--json"])
+    answer = json.loads(broken.stdout)
+    assert said(answer, "hook-missing") == [f"TaskEpilog={site.hooks}/task_epilog.sh does not exist"]
+    assert said(answer, "not-only-root") == [f"everybody can change {site.hooks}/prolog.sh (mode 0777)"]
+    assert said(answer, "versions-differ")[0].startswith("the hooks run slurm_gpumem 0.0.9")
+    assert "slurm_gpumem 0.0.9, files " in answer["summary"]
+    assert (broken.returncode, answer["exit_code"]) == (2, 2)
 
 
 def test_the_hook_leaves_its_sign_for_every_job_and_nothing_else(site: WholeSite) -> None:
