@@ -21,9 +21,13 @@ NAME = "index.sqlite"
 
 
 def readable_site_index(config: AccountingConfig) -> Optional[Path]:
-    """Root's index, when it is there and this user may read it."""
+    """Root's index, when it is there and this user may read it; one's own is none, wherever it is."""
     path = config.site_index / NAME
-    return path if os.geteuid() != 0 and os.access(path, os.R_OK, effective_ids=True) else None
+    try:
+        own = os.stat(path).st_uid == os.geteuid()
+    except OSError:
+        return None
+    return path if not own and os.access(path, os.R_OK, effective_ids=True) else None
 
 
 def open_own(

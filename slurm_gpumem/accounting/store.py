@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.accounting import index_file, schema
@@ -11,7 +12,7 @@ from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.remember import remember_own
 from slurm_gpumem.accounting.rows import recipe_of, rest_of, split_parts
 from slurm_gpumem.accounting.schema import UNJOINED
-from slurm_gpumem.accounting.sums import Sums
+from slurm_gpumem.accounting.sums import Offset, Sums
 from slurm_gpumem.accounting.types import (
     ALL,
     GROUPS,
@@ -24,7 +25,7 @@ from slurm_gpumem.accounting.types import (
     Waster,
 )
 from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_config
-from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.errors import ConfigError, UnknownNameError
 from slurm_gpumem.formats.comment import said_slowdown
 
 _AS_STORED = (
@@ -124,6 +125,10 @@ class Store:
         """Who keeps the most memory from others without using it."""
         found = self._sums.wasters(filters, limit)
         return tuple(one._replace(worst_name=self._name_of(one.worst_job, one.user)) for one in found)
+
+    def offsets(self) -> List[Offset]:
+        """By GPU type, how far estimates are from what jobs took."""
+        return self._sums.offsets()
 
     def _name_of(self, job_id: Optional[int], user: str) -> str:
         """A user's job by the name that Slurm gives it; "" where there is none."""
@@ -290,14 +295,9 @@ def open_store(
     """
     settings = config or load_accounting_config()
     site = index_file.readable_site_index(settings)
-    if site is not None:
-        try:
-            connection = schema.connect(site, read_only=True)
-            if schema.is_current(connection):
-                return Store(connection, settings, everybody=True)
-            connection.close()
-        except sqlite3.Error:
-            pass  # being rebuilt, or damaged: the user's own jobs can still be shown
+    found = site and _as_it_is(site, settings)
+    if found:
+        return found
     only = None if os.geteuid() == 0 else os.geteuid()
 
     def fill(connection: sqlite3.Connection) -> None:
@@ -317,6 +317,31 @@ def open_store(
             remember_own(connection)
 
     return Store(index_file.open_own(settings, fill, update=update), settings, everybody=only is None)
+
+
+def estimate_offsets() -> List[Offset]:
+    """How far the site's estimates are off, by root's index as it is; nothing where that cannot be read."""
+    try:
+        config = load_accounting_config()
+    except ConfigError:
+        return []  # said by whoever reads the file
+    found = _as_it_is(config.site_index / index_file.NAME, config)
+    if found is None:
+        return []
+    with found as store:
+        return store.offsets()
+
+
+def _as_it_is(path: Path, config: AccountingConfig) -> Optional[Store]:
+    """Everybody's jobs, read only; None where the index is missing, being rebuilt, damaged, or not ours."""
+    try:
+        connection = schema.connect(path, read_only=True)
+        if schema.is_current(connection):
+            return Store(connection, config, everybody=True)
+        connection.close()
+    except sqlite3.Error:
+        pass
+    return None
 
 
 def _slowdown(row: Mapping[str, Any], met: str) -> Optional[float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from statistics import median
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting import facts
 from slurm_gpumem.accounting.types import Filters, JobTotals, Waster
@@ -20,7 +21,20 @@ _SPLIT = ("used_s", "sm_used_s", "alone_used_s", "redone_s", "failed_s")
 """Follow from how a GPU's time is split, which one user's records do not tell."""
 _NAME_FILTERS = (("users", "user"), ("accounts", "account"), ("partitions", "partition"), ("models", "model"))
 
+_LATEST = 2000
+"""Jobs by which estimates are judged: older ones tell of libraries and settings that are gone."""
+
 Where = Tuple[str, List[Any]]
+
+
+class Offset(NamedTuple):
+    """How far estimates are from what the latest jobs took on a type of GPU."""
+
+    gpu: str
+    part: float
+    """Measured less estimated, as a part of the estimate: the median over models of each one's median."""
+    models: int
+    jobs: int
 
 
 class Sums:
@@ -60,6 +74,22 @@ class Sums:
         ]
         found = [waster for waster in found if waster.wasted_mib_s > 0]
         return tuple(sorted(found, key=lambda waster: -waster.wasted_mib_s)[:limit])
+
+    def offsets(self) -> List[Offset]:
+        """By GPU type, of the latest jobs whose estimate was computed, not remembered or given."""
+        rows = self._db.execute(
+            "SELECT gpu, model, peak_mib, estimate_mib FROM job WHERE judged = 1 AND estimate_mib > 0 "
+            "AND estimator NOT IN (SELECT id FROM word WHERE text IN ('', 'mem', 'remembered')) "
+            "ORDER BY start DESC LIMIT ?",
+            (_LATEST,),
+        )
+        kinds: Dict[int, Dict[int, List[float]]] = {}
+        for gpu, model, peak, estimate in rows:
+            kinds.setdefault(gpu, {}).setdefault(model, []).append(peak / estimate - 1)
+        return [
+            Offset(self._texts[gpu], median(map(median, models.values())), len(models), _count(models))
+            for gpu, models in kinds.items()
+        ]
 
     def _by(self, group: Optional[str], filters: Filters) -> List[JobTotals]:
         errors = self._errors(group, filters)
@@ -181,6 +211,10 @@ def percentiles(counts: Sequence[Tuple[int, int]], parts: Sequence[float]) -> Tu
                 break
         found.append(value)
     return tuple(found)
+
+
+def _count(lists: Mapping[int, Sequence[float]]) -> int:
+    return sum(map(len, lists.values()))
 
 
 def _total(groups: Sequence[Sequence[Any]]) -> List[Any]:

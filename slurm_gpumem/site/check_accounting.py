@@ -10,6 +10,8 @@ from slurm_gpumem.site.findings import Finding, note, warning
 from slurm_gpumem.site.slurm_conf import value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
+_OFF = 0.05
+_LEAST_MODELS, _LEAST_JOBS = 5, 10
 _ENTRY = re.compile(r"(?i)^(gres/)?([a-z]+)(?::([^=]+))?=([0-9.]+)([kmgt]?)$")
 
 
@@ -39,6 +41,19 @@ def comments_are_kept(now: Snapshot) -> Iterator[Finding]:
             "what a job was estimated at is forgotten when it ends",
             "AccountingStoreFlags=job_comment in slurm.conf, then restart slurmctld",
         )
+
+
+def estimates_hold(now: Snapshot) -> Iterator[Finding]:
+    """Mostly it is the CUDA context that differs where nobody measured it."""
+    for gpu, part, models, jobs in now.offsets:
+        if abs(part) > _OFF and models >= _LEAST_MODELS and jobs >= _LEAST_JOBS:
+            yield note(
+                "estimates-off",
+                f"{gpu}: jobs take {abs(part) * 100:.0f} % {'more' if part > 0 else 'less'} than estimated "
+                f"(median over {models} models, {jobs} jobs)",
+                "requests are too small" if part > 0 else "requests are larger than need be",
+                f"gpumem calibrate on a node with {gpu}",
+            )
 
 
 def limits_have_twins(now: Snapshot) -> Iterator[Finding]:

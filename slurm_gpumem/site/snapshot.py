@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
+from slurm_gpumem.accounting.store import estimate_offsets
+from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.config.paths import SITE_VARIABLE
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
@@ -78,6 +80,8 @@ class Snapshot:
     """Whether slurmctld runs on this host."""
     hooks_unseen: Tuple[str, ...] = ()
     """Hooks of the nodes that are not on this host."""
+    offsets: Tuple[Offset, ...] = ()
+    """How far estimates are off, where root's index of records can be read."""
     heartbeat: Optional[Heartbeat] = None
     """What is known of EpilogSlurmctld's last run; None where it is not ours, or not to be seen here."""
 
@@ -132,6 +136,7 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
         site_file=site_file if os.path.exists(site_file) else "",
         problems=site.problems,
         unread=tuple(unread),
+        offsets=tuple(estimate_offsets()),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from slurm_gpumem.accounting.types import GROUPS, Filters
 from slurm_gpumem.report.job import detail_json, job_lines
 from tests.accounting.job_records import DAY, NOON, UUID, opened, record, write
 from tests.accounting.test_index import drawn_records
+from tests.support.other_user import as_user, own, user_id, user_python
 
 
 def test_a_requeued_job_is_one_row_with_all_its_runs(tmp_path: Path) -> None:
@@ -218,3 +221,43 @@ def test_runs_that_failed_are_no_exclusive_time(tmp_path: Path) -> None:
     assert (total.gpu_s, total.alone_s) == (3 * hour, hour)
     assert (total.redone, total.redone_s, total.failed_runs, total.failed_s) == (1, hour, 1, hour)
     assert total.saved is None or total.saved <= 0
+
+
+def test_a_users_own_index_is_not_taken_for_roots(state_folder: Path) -> None:
+    """As on a cluster of one's own, whose site's index is one's own: the first look made an empty one."""
+    found = user_python()
+    if found is None:
+        pytest.skip("no Python that another user may start")
+    spool = state_folder / "spool"
+    spool.mkdir()
+    for folder in (state_folder, spool):
+        own(folder)
+    look = (
+        "import pathlib, sys; from slurm_gpumem.accounting.store import open_store\n"
+        "from slurm_gpumem.config.accounting import AccountingConfig\n"
+        "spool, index = map(pathlib.Path, sys.argv[1:])\n"
+        "print(open_store(config=AccountingConfig(spool, spool, index, index), join=False).freshness.records)"
+    )
+    python, more = found
+    env = {**os.environ, **more, "GPUMEM_REMEMBERED": str(state_folder / "remembered.json")}
+
+    def records() -> str:
+        argv = [python, "-c", look, str(spool), str(state_folder / "index")]
+        return subprocess.run(
+            argv, env=env, cwd="/", stdout=subprocess.PIPE, text=True, check=True, **as_user()
+        ).stdout.strip()
+
+    assert records() == "0"
+    own(write(spool, record(1, uid=user_id())))
+    assert records() == "1"
+
+
+def test_how_far_estimates_are_off_is_a_median_over_models(tmp_path: Path) -> None:
+    for number in range(1, 11):
+        peak = 11_900.0 * (1.5 if number > 8 else 1.1)
+        claim = {"model": f"m{min(number, 9)}"}
+        write(tmp_path / "spool", record(number, peak_mib=peak, start=NOON - DAY, claim=claim))
+    write(tmp_path / "spool", record(11, peak_mib=99.0, claim={"by": "remembered"}))
+    with opened(tmp_path) as store:
+        (found,) = store.offsets()
+        assert (found.gpu, round(found.part, 3), found.models, found.jobs) == ("a100", 0.1, 9, 10)

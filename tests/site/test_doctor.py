@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import pytest
 
+from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.schema import SECTIONS
@@ -447,6 +448,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.WARNING,
         "versions-differ",
         "same version",
+    ),
+    "estimates of a GPU type are off": (
+        replace(HEALTHY, offsets=(Offset("v100", -0.11, 5, 20), Offset("a100", 0.2, 4, 99))),
+        Severity.NOTE,
+        "estimates-off",
+        "gpumem calibrate on a node with v100",
     ),
     "two site files": (
         replace(HEALTHY, site_file=__file__, here=HostReport(facts={"site_config": "/etc/passwd"})),
