@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.record_files import RECORD_NAME, why_distrusted
 from slurm_gpumem.formats.job_record import record_name
@@ -43,6 +43,7 @@ class Scanner:
     def __init__(self, connection: sqlite3.Connection, *, force: bool = False) -> None:
         self._db = connection
         self._force = force
+        self._unsettled = self._read_unsettled()
 
     def scan(self, folders: Iterable[str]) -> List[FolderChanges]:
         """What is new in these folders and in those one level below them."""
@@ -67,7 +68,7 @@ class Scanner:
         number, stamp, looked, took = self._db.execute(
             "SELECT id, stamp, coalesce(looked, 0), coalesce(took, 0) FROM folder WHERE path = ?", (path,)
         ).fetchone()
-        unsettled = self._unsettled(number)
+        unsettled = self._unsettled.get(number, [])
         try:
             # The site's own path may be a link; below it none was taken for a folder.
             about = os.stat(path, follow_symlinks=top_owner is None)
@@ -106,13 +107,16 @@ class Scanner:
         gone = [(f"{path}/{name}",) for name in names if "/" not in name and name not in present]
         self._db.executemany("DELETE FROM bad WHERE path = ?", gone)
 
-    def _unsettled(self, folder: int) -> List[str]:
+    def _read_unsettled(self) -> Dict[int, List[str]]:
+        """By folder, the records that may still change: off their own small index, once for all folders."""
         rows = self._db.execute(
-            "SELECT DISTINCT job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
-            "WHERE settled = 0 AND folder = ?",
-            (folder,),
+            "SELECT folder, job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
+            "WHERE settled = 0"
         )
-        return [record_name(job_id, restarts, node) for job_id, restarts, node in rows]
+        found: Dict[int, Dict[str, None]] = {}
+        for folder, job_id, restarts, node in rows:
+            found.setdefault(folder, {})[record_name(job_id, restarts, node)] = None
+        return {folder: list(names) for folder, names in found.items()}
 
     def _open_books(self, path: str) -> List[str]:
         since = time.time() - _BOOK_QUIET_S
