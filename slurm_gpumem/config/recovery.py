@@ -7,9 +7,9 @@ from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.ladder import Step
 from slurm_gpumem.config.read import read_file
-from slurm_gpumem.config.schema import NODE, RECOVERY, SHARING
+from slurm_gpumem.config.schema import NODE, RECOVERY, SHARING, SLOTS
 
-_READ = (RECOVERY, NODE, SHARING)
+_READ = (RECOVERY, NODE, SHARING, SLOTS)
 _default = RECOVERY.default
 
 
@@ -22,6 +22,8 @@ class RecoveryConfig(NamedTuple):
     shard_mib: int = SHARING.default("shard_mib")
     """From [sharing]; the following from [node]."""
     spool: Path = NODE.default("spool")
+    least_slot_s: int = SLOTS.default("least_s")
+    """From [slots]: what is in a job's comment, its owner may have written."""
     slurm_bin: Optional[Path] = NODE.default("slurm_bin")
     slurm_env: Mapping[str, str] = NODE.default("slurm_env")
     notes: Tuple[str, ...] = ()
@@ -33,4 +35,5 @@ def load_recovery_config(path: str) -> RecoveryConfig:
     reading = read_file(path, _READ)
     others = {**reading.table(SHARING), **reading.table(NODE)}
     wanted = {key: others[key] for key in ("shard_mib", "spool", "slurm_bin", "slurm_env") if key in others}
-    return RecoveryConfig(**reading.table(RECOVERY), **wanted, notes=reading.notes)
+    least = reading.table(SLOTS).get("least_s", SLOTS.default("least_s"))
+    return RecoveryConfig(**reading.table(RECOVERY), **wanted, least_slot_s=least, notes=reading.notes)

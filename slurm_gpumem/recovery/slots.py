@@ -24,6 +24,7 @@ BEHIND_OTHERS = 1
 """The least Nice of a job from its second slot on, where priorities are weighed sums: of equal ones Slurm
 takes the older job first. Elsewhere a released job is the last in its queue; Nice would keep it there."""
 _EARLY_S = 10
+_LEAST_CHARGE_S = 60
 _ENOUGH_SAMPLES = 60
 """A minute of looks: a run that was cut short may not have come to its peak."""
 _RESERVE, _LEAST_RESERVE = 0.2, 0.02
@@ -50,11 +51,16 @@ def next_slot(
     assert end is not None
     if not record.slot:
         return Refusal("its owner asked for no slots")
+    if record.slot < config.least_slot_s:
+        return Refusal(
+            f"its slots of {record.slot} s are shorter than slots.least_s, {config.least_slot_s} s"
+        )
     if 2 * job.used_s + _EARLY_S < record.slot:
         # A program that ends at once would circle in the queue without end.
         return Refusal(f"it ended after {job.used_s} s, long before its slot did")
     before = max((one.used_s or 0 for one in decided.values()), default=0)
-    used, left = before + job.used_s, None
+    # Starting and ending a run costs the cluster something, however short it is.
+    used, left = before + max(job.used_s, _LEAST_CHARGE_S), None
     if job.limit_min is not None:
         # Slurm counts whole minutes; each run takes off those that have filled up since the run before.
         left = job.limit_min - (used // 60 - before // 60)

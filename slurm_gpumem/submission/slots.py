@@ -57,7 +57,8 @@ def _default(by_partition: Mapping[str, int], asked: Submission) -> Optional[int
         found = [by_partition.get(name) for name in find_candidates(asked).partitions]
     except (SlurmError, UsageError):
         return None  # sbatch says in its own words what is wrong
-    return max(filter(None, found)) if found and all(found) else None
+    # No shorter than what the site lets jobs ask for: else no slot would follow the first.
+    return max(*filter(None, found), asked.config.slots.least_s) if found and all(found) else None
 
 
 def _saves_checkpoints(fingerprint: str) -> bool:

@@ -81,7 +81,7 @@ class Site:
         }
         slurm_env = {"SLURM_CONF": str(self.cluster.layout.slurm_conf)}
         settings = {"ladder": ["whole-gpu"], **recovery}
-        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": settings}
+        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": settings, "slots": {"least_s": 1}}
         lines = [
             line
             for name, table in tables.items()

@@ -33,13 +33,17 @@ def measured(*peaks: float, samples: int = 100) -> List[JobRecord]:
 
 
 def after(
-    *records: JobRecord, words: str = "", earlier: Optional[Dict[int, Decision]] = None, **changes: object
+    *records: JobRecord,
+    words: str = "",
+    earlier: Optional[Dict[int, Decision]] = None,
+    config: RecoveryConfig = CONFIG,
+    **changes: object,
 ) -> Decision:
     job = JOB._replace(**changes)  # type: ignore[arg-type]
     end = f"gpumem-end/1:run={job.restarts},saw=slot,save=7"
     comment = parse_comment(f"mine {RECORD}{words} {end}")
-    assert why_not(job, comment, CONFIG, SITE) is None
-    found = next_slot(job, comment, CONFIG, earlier or {}, records)
+    assert why_not(job, comment, config, SITE) is None
+    found = next_slot(job, comment, config, earlier or {}, records)
     if isinstance(found, Refusal):
         return Decision(job.restarts, 0.0, False, found.reason)
     return found
@@ -94,6 +98,13 @@ def test_the_record_of_the_next_run_counts_slots_and_keeps_the_longest_save() ->
 
 def test_a_run_that_ends_long_before_its_slot_does_not_circle_in_the_queue() -> None:
     assert "long before" in after(used_s=3).reason
+
+
+def test_slots_below_the_sites_minimum_are_refused_and_no_run_is_free() -> None:
+    """Whatever a comment says: its owner can write it, with plain sbatch, too."""
+    assert "shorter than slots.least_s, 600 s" in after(words=",slot=10", used_s=10).reason
+    short = CONFIG._replace(least_slot_s=10)
+    assert after(words=",slot=10", used_s=10, config=short).limit_min == 59
 
 
 def test_a_job_that_asked_for_no_slots_gets_none() -> None:
