@@ -80,6 +80,18 @@ def uid_of(pid: int) -> Optional[int]:
         return None
 
 
+def real_uid_of(pid: int) -> Optional[int]:
+    """Whose it is, whatever program it runs and whatever it hides."""
+    line = next((line for line in status_text(pid).splitlines() if line.startswith("Uid:")), "")
+    return int(line.split()[1]) if line else None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a tracer holds it up."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] in ("T", "t")
+
+
 def command_line(pid: int, most_bytes: int = _READ_LIMIT) -> str:
     """Its title or arguments, blank-separated; empty when it is gone or a kernel thread."""
     return _read(pid, "cmdline", most_bytes).replace(b"\0", b" ").decode(errors="replace").strip()
