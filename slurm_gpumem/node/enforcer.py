@@ -30,7 +30,7 @@ from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.config_show import kill_wait_s
 
 _KILL_AFTER_S = 3.0
-"""After the order to leave. A client that computes nothing answers it and frees nothing, a stopped one does not
+"""After the order to leave. A client that computes nothing takes it and frees nothing, a stopped one does not
 answer; SIGKILL to either harms no other client of its server."""
 
 ByJob = Mapping[Optional[int], Sequence[GpuProcess]]
@@ -50,7 +50,7 @@ class Enforcer:
         self._at_work: Dict[int, threading.Thread] = {}
         """By job: taking processes from a server can take seconds, if a user's daemon does not answer."""
         self._ordered: Dict[Process, Tuple[NodeJob, float]] = {}
-        """Processes that were told to leave, and when; known for as long as they live, not forgotten with the job."""
+        """Processes that were told to leave, and when; for as long as they live, also after their job."""
         self._unlimited: Dict[Process, bool] = {}
         self._kill_wait_s = 30.0
         threading.Thread(target=self._ask_kill_wait, daemon=True).start()
@@ -219,7 +219,7 @@ def _others(by_job: ByJob, job_id: int) -> FrozenSet[int]:
 
 
 def _own(job: NodeJob, seen: Mapping[str, ByJob]) -> Dict[Process, GpuProcess]:
-    """The job's processes on all GPUs that are its user's own: what runs as another user is not the job's to end."""
+    """The job's processes on all GPUs; one that runs as another user is not ours to end."""
     found: Dict[Process, GpuProcess] = {}
     for about in (process for by_job in seen.values() for process in by_job.get(job.job_id, ())):
         start = processes.start_of(about.pid)

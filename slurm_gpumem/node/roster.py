@@ -179,7 +179,7 @@ class Roster:
                 self._finish(job)
 
     def meet(self, job_id: int, pid: int, uuid: str) -> None:
-        """A job of which no prolog has told us is on a GPU: if it holds shards, it is one of ours from now on."""
+        """A job that no prolog announced is on a GPU: if it holds shards, it is one of ours from now on."""
         known = self._slurm.get(job_id)
         if known is None and (job_id in self._strangers or len(self._strangers) < _MOST_STRANGERS):
             self._strangers[job_id] = time.monotonic()

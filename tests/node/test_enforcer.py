@@ -128,9 +128,9 @@ def test_the_shares_of_jobs_that_start_together_are_confirmed_before_the_next_lo
 
 CULPRITS = {
     "sleeps": "play(time.sleep, 60)",
-    "ignores SIGTERM": "play(signal.pause, before=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))",
-    "is stopped again and again": "pid = play(signal.pause)\nwhile True: os.kill(pid, signal.SIGSTOP); time.sleep(0.01)",
-    "is held by a tracer": "play(os.kill, 0, signal.SIGSTOP, before=lambda: (os.setsid(), libc.ptrace(0, 0, 0, 0)))",
+    "ignores SIGTERM": "play(signal.pause, before=lambda: signal.signal(15, signal.SIG_IGN))",
+    "is stopped again and again": "pid = play(signal.pause)\nwhile True: os.kill(pid, 19); time.sleep(0.01)",
+    "is held by a tracer": "play(os.kill, 0, 19, before=lambda: (os.setsid(), libc.ptrace(0, 0, 0, 0)))",
     "hides whose it is": "play(time.sleep, 60, before=lambda: libc.prctl(4, 0))",
     "four processes of a quarter each": "[play(time.sleep, 60) for _ in range(4)]",
 }
