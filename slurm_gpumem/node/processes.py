@@ -9,6 +9,7 @@ import signal
 import struct
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Dict, Iterable, Iterator, Optional
 
 _READ_LIMIT = 128 * 1024
@@ -84,6 +85,14 @@ def real_uid_of(pid: int) -> Optional[int]:
     """Whose it is, whatever program it runs and whatever it hides."""
     line = next((line for line in status_text(pid).splitlines() if line.startswith("Uid:")), "")
     return int(line.split()[1]) if line else None
+
+
+def runs(pid: int, path: Path) -> bool:
+    """Whether that very file is the program that it runs; a name, or a copy, is not enough."""
+    try:
+        return os.path.samefile(f"/proc/{pid}/exe", path)
+    except OSError:
+        return False
 
 
 def is_stopped(pid: int) -> bool:

@@ -39,7 +39,7 @@ from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.own_live import OwnLiveFiles
-from slurm_gpumem.node.owners import Owners
+from slurm_gpumem.node.owners import Owners, job_of_user
 from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.roster import Roster
@@ -213,6 +213,9 @@ class Sampler:
             if owner is not None and owner not in self.roster.usage:
                 self.roster.meet(owner, process.pid, uuid)
                 owner = None
+            elif owner is None:
+                known = self.roster.jobs.values()
+                owner = job_of_user(process.pid, uuid, known, self.config.mps_control)
             by_job.setdefault(owner, []).append(process)
         return by_job
 

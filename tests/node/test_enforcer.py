@@ -189,6 +189,41 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
     until(lambda: len(computes.read_text()) > seen)
 
 
+@needs_root
+def test_a_process_that_hides_its_job_counts_to_its_users_last_job_on_that_gpu(
+    make_fenced: Callable[..., Fenced],
+) -> None:
+    fenced = make_fenced(
+        squeue=FOUR_SHARDS.replace("echo 1", 'echo "$4"').replace(str(os.getuid()), str(USER), 1)
+    )
+    desk = fenced.desk
+    desk.job(1, uid=USER, mode="mps")
+    desk.job(2, uid=USER, mode="mps")
+    desk.job(3, uid=USER, gpu=1)
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", "import os\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\n"
+         "os.setsid(); os.dup2(2, 1); os.execve('/bin/sleep', ['sleep', '60'], {})"],
+        user=USER, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+    )  # fmt: skip
+    stray, server = int(done.stdout), desk.root / "nvidia-cuda-mps-server"
+    server.write_bytes(Path("/bin/sleep").read_bytes())
+    server.chmod(0o755)
+    serves = subprocess.Popen([str(server), "60"], env={}, user=USER)
+    desk.processes.append(serves)
+    neighbour = desk.process(1, USER, **OURS)
+    desk.job(4, uid=USER)
+
+    def gone() -> bool:
+        alive = {stray: 9000.0} if processes.start_of(stray) is not None else {}
+        desk.hold({**alive, serves.pid: 9000.0, neighbour: 10.0})
+        desk.live()
+        return not alive
+
+    until(gone)
+    assert [_first_event(desk.live()[str(job)]) for job in (1, 2)] == [("crowded", [2]), ("overrun", [1])]
+    assert serves.poll() is None
+
+
 def test_the_limit_that_the_task_prolog_writes_is_one() -> None:
     assert holds_limit(OURS, 4096)
     assert holds_limit({LIMIT_VARIABLE: "0=2048M"}, 4096)

@@ -34,7 +34,7 @@ def test_a_hook_has_at_most_forty_lines_and_names_no_slurm_command(name: str) ->
 @pytest.mark.timing
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_job_that_is_not_ours_passes_within_five_milliseconds(node: Node, name: str) -> None:
-    env = {**node.env(7, comment="my own words"), "SLURM_JOB_GPUS": "0"}
+    env = {**node.env(7, comment="my own words"), "SLURM_JOB_GPUS": ""}
     bare = _seconds(["/bin/sh", "-c", ":"], env)
     assert _seconds([str(node.hooks / f"{name}.sh")], env) - bare < 0.005 * slowness()
     assert not list(node.folder.jobs.iterdir())
