@@ -180,6 +180,8 @@ class Roster:
 
     def meet(self, job_id: int, pid: int, uuid: str) -> None:
         """A job that no prolog announced is on a GPU: if it holds shards, it is one of ours from now on."""
+        if "off" in self._config.mps_anywhere():
+            return  # its prolog may have left it alone as the site wants it
         known = self._slurm.get(job_id)
         if known is None and (job_id in self._strangers or len(self._strangers) < _MOST_STRANGERS):
             self._strangers[job_id] = time.monotonic()

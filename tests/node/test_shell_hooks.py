@@ -206,10 +206,13 @@ def test_gres_mps_takes_no_part_of_the_sms_away_unless_the_site_wants_it(node: N
 
 
 @needs_root
-def test_a_percentage_of_the_users_own_stays_in_a_job_with_shards(node: Node) -> None:
+def test_a_percentage_of_the_users_own_stays(node: Node) -> None:
     node.hook("prolog", node.env(7))
     own = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "SLURM_SHARDS_ON_NODE": "8"}
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in _exports(node, **own)
+    # With a whole GPU it is the sign of an MPS of their own.
+    node.hook("prolog", node.env(7, comment=""))
+    assert _exports(node, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50") == {}
 
 
 @needs_root
