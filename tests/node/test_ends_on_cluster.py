@@ -111,7 +111,7 @@ def test_a_limit_that_a_process_lifts_itself_is_caught_by_its_memory(
     until(lambda: site.record(job)["state"] == "FAILED")
     record = site.record(job)
     assert [(event["kind"], event["with"]) for event in record["events"]] == [("overrun", [neighbour])]
-    assert (record["mode"], record["verdict"]) == ("mps", "oom")
+    assert (record["mode"], record["shards"], record["shards_verified"]) == ("mps", 4, True)
     # /proc shows the variables that a process was started with.
     assert not [note for note in record["notes"] if "changed or removed" in note]
     assert any(line == f"{neighbour} RUNNING" for line in site.queue())
