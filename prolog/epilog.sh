@@ -1,15 +1,14 @@
 #!/bin/sh
 # Slurm's Epilog, as root: close a shared job's record and stop its user's MPS daemon after the last job.
 # Always exits with 0, because any other code drains the node. Only the site's own next hook may return another code.
-python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml all_gpu_jobs=no next_epilog=
+python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_epilog=
 here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
-# A job is ours if our prolog registered it. If that gave up, or Slurm left it out, which happens to requeued jobs, the
-# job's comment and its GPU show it. One that nobody serves in time is closed by the sampler.
-ours=
-case " $SLURM_JOB_COMMENT" in *" gpumem/1:"*) ours=$SLURM_JOB_GPUS ;; *) [ "$all_gpu_jobs" = yes ] && ours=$SLURM_JOB_GPUS ;; esac
+# A job is ours if our prolog registered it. If that gave up, or Slurm left it out, which happens to requeued jobs, its
+# GPU shows it. One that nobody serves in time is closed by the sampler.
+ours=$SLURM_JOB_GPUS
 [ -e "$run_dir/jobs/$SLURM_JOB_ID.json" ] && ours=yes
 # shellcheck source=prolog/hand_over.sh
 [ -n "$ours" ] && [ -r "$here/hand_over.sh" ] && . "$here/hand_over.sh" && hand_over epilog \

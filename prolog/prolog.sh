@@ -1,18 +1,14 @@
 #!/bin/sh
 # Slurm's Prolog, as root: prepare MPS for a shared job and open its record. See `gpumem docs node`.
 # Always exits with 0, because any other code drains the node. Only the site's own next hook may return another code.
-python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml all_gpu_jobs=no next_prolog='' here=${0%/*}
+python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_prolog='' here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 leave() { [ -n "$next_prolog" ] && exec "$next_prolog"; exit 0; }
 
-# Is it ours? Slurm gives a Prolog the comment and the GPU, not the shards.
+# Slurm gives a Prolog the GPU, not the shards: every job that has one is ours.
 [ -n "$SLURM_JOB_GPUS" ] || leave
-case " $SLURM_JOB_COMMENT" in
-*" gpumem/1:"*) ;;
-*) [ -n "$SLURM_SHARDS_ON_NODE" ] || [ "$all_gpu_jobs" = yes ] || leave ;;
-esac
 
 # Slurm gives the name of a log for errors where the job has asked for one; the task epilog is given neither name.
 one_log=no

@@ -23,7 +23,7 @@ saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID 
     printf 'export %s\n' GPUMEM_RESUME=1 "GPUMEM_RESUME_FILE=$(/bin/readlink -f "$saves/latest")"
 [ -n "$slot" ] && [ "${run:-0}" = "${SLURM_RESTART_COUNT:-0}" ] && printf 'export %s\n' "GPUMEM_SLOT_END=${slot% *}" "GPUMEM_SAVE_AT=${slot#* }"
 # Only for shares of a GPU: a job with a whole one needs neither. One daemon cannot serve a task with several GPUs.
-if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
+if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE${record:+$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE}" ]; then
     printf 'export %s\n' "CUDA_MPS_PIPE_DIRECTORY=$pipe" "CUDA_VISIBLE_DEVICES=$uuid"
     mib=${SLURM_SHARDS_ON_NODE:+$((SLURM_SHARDS_ON_NODE * shard_mib + headroom_mib))} mib=${mib:-$claim_mib}
     # The limit is per process: the tasks of one step on this node share it equally.

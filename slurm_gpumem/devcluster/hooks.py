@@ -27,7 +27,7 @@ def install(layout: Layout) -> None:
     # Several nodes on one machine: each has its own directory, as each machine would.
     (layout.hooks / "hooks.conf").write_text(
         f"python={sys.executable}\nsite_config={layout.site_config}\n"
-        f"run_dir={layout.nodes}/$SLURMD_NODENAME\nall_gpu_jobs=yes\nstate_dir={layout.controller}\n"
+        f"run_dir={layout.nodes}/$SLURMD_NODENAME\nstate_dir={layout.controller}\n"
         f"recovery_log={layout.log}/recovery.log\n"
     )
 

@@ -44,7 +44,7 @@ class Exits:
 
     def take(self, job: NodeJob, pids: Iterable[int]) -> bool:
         """Take processes of a job from the servers that serve it; False where a daemon does not answer."""
-        own = {pid for pid in pids if processes.uid_of(pid) == job.uid}
+        own = {pid for pid in pids if processes.real_uid_of(pid) == job.uid}
         answers = [self._take(uuid, job.daemon_uid, own) for uuid in job.gpus if own]
         return all(answers)
 

@@ -2,14 +2,15 @@
 
 It is the one place where our code ends anything: processes of a job that takes more than Slurm gave it,
 beside other jobs, whose memory that is. They are taken from their MPS server, so that nobody else ends with
-them.
+them; what still holds memory a little later gets SIGKILL.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import SlurmError
@@ -28,7 +29,9 @@ from slurm_gpumem.node.usage import JobUsage
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.config_show import kill_wait_s
 
-_KILL_GRACE_S = 0.5
+_KILL_AFTER_S = 3.0
+"""After the order to leave. A client that computes nothing takes it and frees nothing, a stopped one does not
+answer; SIGKILL to either harms no other client of its server."""
 
 ByJob = Mapping[Optional[int], Sequence[GpuProcess]]
 
@@ -46,6 +49,8 @@ class Enforcer:
         self._seen: Dict[str, ByJob] = {}
         self._at_work: Dict[int, threading.Thread] = {}
         """By job: taking processes from a server can take seconds, if a user's daemon does not answer."""
+        self._ordered: Dict[Process, Tuple[NodeJob, float]] = {}
+        """Processes that were told to leave, and when; for as long as they live, also after their job."""
         self._unlimited: Dict[Process, bool] = {}
         self._kill_wait_s = 30.0
         threading.Thread(target=self._ask_kill_wait, daemon=True).start()
@@ -59,10 +64,10 @@ class Enforcer:
         seen, self._seen = self._seen, {}
         clients = self._clients(seen)
         unlimited = self._without_limit(clients)
-        overran: List[NodeJob] = []
+        overran: List[Tuple[NodeJob, Dict[Process, GpuProcess]]] = []
         for job_id, usage in self._roster.usage.items():
-            job = self._roster.announced.get(job_id)
-            if job is not None and self._watch.requeues(job):
+            job = self._roster.jobs[job_id]
+            if self._watch.requeues(job):
                 log(self._folder.root, f"job {job_id} could not be fenced: requeued")
                 usage.notes.add("requeued, since it was not fenced")
                 self._roster.truth.requeue(job_id)
@@ -76,7 +81,7 @@ class Enforcer:
                 limit_mib=usage.limit_mib,
                 verified=usage.verified and usage.shards is not None,
                 beside=any(beside.values()),
-                unfenced=outside if job is not None and job.fenced else 0,
+                unfenced=outside if job.fenced else 0,
                 unlimited=len(unlimited.get(job_id, ())),
             ):
                 log(self._folder.root, f"{message} ({action})")
@@ -85,14 +90,17 @@ class Enforcer:
                     self._roster.truth.warn(job_id, f"gpumem: {message}")
                 if action == "cancel":
                     self._roster.truth.cancel(job_id)
-                if action == "end" and job is not None:
+            if self._watch.ends(job_id, now) and not self._is_busy(job_id):
+                told = {p: about for p, about in _own(job, seen).items() if p not in self._ordered}
+                if told:
                     self._note_overrun(job, usage, beside)
-                    overran.append(job)
+                    overran.append((job, told))
         if overran:
             # The task epilogs of all jobs concerned read these: before any process fails.
             self._roster.write_records()
-        for job in overran:
-            self._end_processes(job, seen)
+        for job, told in overran:
+            self._order(job, told, now)
+        self._kill_unwilling(seen, now)
         self._end_leftovers(clients, now)
 
     def forget(self, job_id: int) -> None:
@@ -110,7 +118,7 @@ class Enforcer:
         found: Dict[int, List[int]] = {}
         for by_job in seen.values():
             for job_id, listed in by_job.items():
-                job = self._roster.announced.get(job_id or 0)
+                job = self._roster.jobs.get(job_id or 0)
                 if job is not None and job.fenced:
                     pids = found.setdefault(job.job_id, [])
                     pids.extend(p.pid for p in listed if p.mps is not False and p.pid not in pids)
@@ -142,37 +150,56 @@ class Enforcer:
             for other in others:
                 _note(self._roster.usage[other], FaultEvent(CROWDED, uuid, at, (job.job_id,)))
 
-    def _end_processes(self, job: NodeJob, seen: Mapping[str, ByJob]) -> None:
-        mine = [process for by_job in seen.values() for process in by_job.get(job.job_id, ())]
-        outside = {process.pid for process in mine if not job.fenced or process.mps is False}
-        self._take(job, [process.pid for process in mine if process.pid not in outside])
-        own = ((pid, processes.start_of(pid)) for pid in outside if processes.uid_of(pid) == job.uid)
-        # No MPS client: nobody else ends with it.
-        processes.end((Process(pid, start) for pid, start in own if start is not None), _KILL_GRACE_S)
+    def _order(self, job: NodeJob, told: Mapping[Process, GpuProcess], now: float) -> None:
+        clients = [process.pid for process, about in told.items() if job.fenced and about.mps is not False]
+        log(self._folder.root, f"job {job.job_id}: told to leave the GPU: {_pids(told)}")
+        for process in told:
+            self._ordered[process] = (job, now)
+            if process.pid not in clients:  # nobody else ends with it
+                processes.send(process, signal.SIGTERM)
+        self._take(job, clients)
+
+    def _kill_unwilling(self, seen: Mapping[str, ByJob], now: float) -> None:
+        """Those that hold memory though they were told to leave, whether or not their job is still here."""
+        ordered, self._ordered = self._ordered, {}
+        holding = {
+            p.pid for by_job in seen.values() for listed in by_job.values() for p in listed if p.mib != 0
+        }
+        for process, (job, told) in ordered.items():
+            if processes.start_of(process.pid) != process.start:
+                continue
+            self._ordered[process] = (job, told)
+            # A server may need time for a client that computes, and only such a one takes others along.
+            at_work = self._is_busy(job.job_id) and not processes.is_stopped(process.pid)
+            due = now - told >= _KILL_AFTER_S * (2 if at_work else 1)
+            if due and process.pid in holding and processes.real_uid_of(process.pid) == job.uid:
+                log(self._folder.root, f"job {job.job_id}: process {process.pid} did not leave: SIGKILL")
+                processes.send(process, signal.SIGKILL)
 
     def _end_leftovers(self, clients: Mapping[int, Sequence[int]], now: float) -> None:
-        due = self._leftovers.look(
-            clients, self._roster.announced, self._roster.is_ending, self._kill_wait_s, now
-        )
+        due = self._leftovers.look(clients, self._roster.jobs, self._roster.is_ending, self._kill_wait_s, now)
         unwilling = frozenset(self._leftovers.unwilling())
         self._roster.ask_often = {job_id for job_id, pids in clients.items() if unwilling.intersection(pids)}
         for job_id, pids in due.items():
             log(self._folder.root, f"job {job_id} is ending: {len(pids)} processes leave their MPS server")
-            self._take(self._roster.announced[job_id], pids)
+            self._take(self._roster.jobs[job_id], pids)
 
     def _take(self, job: NodeJob, pids: Sequence[int]) -> None:
         """In a thread of the job's own: its user's daemon may hang."""
-        running = self._at_work.get(job.job_id)
-        if not pids or (running is not None and running.is_alive()):
+        if not pids or self._is_busy(job.job_id):
             return
         thread = threading.Thread(target=self._take_now, args=(job, tuple(pids)), daemon=True)
         self._at_work = {number: one for number, one in self._at_work.items() if one.is_alive()}
         self._at_work[job.job_id] = thread
         thread.start()
 
+    def _is_busy(self, job_id: int) -> bool:
+        return job_id in self._at_work and self._at_work[job_id].is_alive()
+
     def _take_now(self, job: NodeJob, pids: Tuple[int, ...]) -> None:
         wake(pids)
-        self._exits.take(job, pids)
+        if not self._exits.take(job, pids):
+            log(self._folder.root, f"job {job.job_id}: its MPS daemon does not let its processes go: {pids}")
 
     def _ask_kill_wait(self) -> None:
         try:
@@ -189,3 +216,17 @@ def _note(usage: JobUsage, event: FaultEvent) -> None:
 
 def _others(by_job: ByJob, job_id: int) -> FrozenSet[int]:
     return frozenset(other for other in by_job if other is not None and other != job_id)
+
+
+def _own(job: NodeJob, seen: Mapping[str, ByJob]) -> Dict[Process, GpuProcess]:
+    """The job's processes on all GPUs; one that runs as another user is not ours to end."""
+    found: Dict[Process, GpuProcess] = {}
+    for about in (process for by_job in seen.values() for process in by_job.get(job.job_id, ())):
+        start = processes.start_of(about.pid)
+        if start is not None and processes.real_uid_of(about.pid) == job.uid:
+            found[Process(about.pid, start)] = about
+    return found
+
+
+def _pids(told: Iterable[Process]) -> str:
+    return ", ".join(str(process.pid) for process in told)

@@ -297,6 +297,9 @@ def _mode(modes: Set[str], gpus: Sequence[NodeGpu], claim: Optional[CommentRecor
     # divides instances into shards has something to fence there.
     if any(gpu.instance for gpu in gpus) and not (claim and claim.shards):
         return MIG
+    # Without a record they are whole ones rather than shards of several.
+    if len(gpus) > 1 and claim is None:
+        return TIMESLICE
     return TIMESLICE if "timeslice" in modes else MPS_SHARED if modes == {"shared"} else MPS
 
 

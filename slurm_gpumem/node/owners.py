@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Container, Dict, Iterator, List, Mapping, Optional, Tuple
+from pathlib import Path
+from typing import Container, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.node import processes
+from slurm_gpumem.node.jobs import NodeJob
 
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _USERS_OWN = re.compile(r"/user\.slice/|/user@[0-9]+\.service")
 STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 """The title of the process that runs a step of a job."""
 _GENERATIONS = 64
+_MPS_SERVER = "nvidia-cuda-mps-server"
+_CLOCK_GRAIN_S = 0.02
 _CHECK_AGAIN = 10
 """A known process is checked again only after this many rounds: MPS servers stay what they are."""
 
@@ -88,6 +92,21 @@ class Owners:
         """Forget processes that are gone."""
         for pid in [pid for pid in self._known if pid not in pids]:
             del self._known[pid]
+
+
+def job_of_user(pid: int, uuid: str, here: Iterable[NodeJob], mps_control: str) -> Optional[int]:
+    """For a process on a GPU that hides its job: its user's job that was the last to come before it did.
+
+    One on that GPU goes first. What root runs belongs to no job, nor does a user's MPS server.
+    """
+    start, uid = processes.start_of(pid), processes.real_uid_of(pid)
+    folders = (Path(mps_control).parent, Path(os.path.realpath(mps_control)).parent, Path("/usr/bin"))
+    if start is None or not uid or any(processes.runs(pid, folder / _MPS_SERVER) for folder in folders):
+        return None
+    came = start / os.sysconf("SC_CLK_TCK")
+    mine = (job for job in here if job.uid == uid and job.booted_s <= came + _CLOCK_GRAIN_S)
+    best = max(mine, key=lambda job: (uuid in job.gpus, job.booted_s), default=None)
+    return None if best is None else best.job_id
 
 
 def _from_cgroup(pid: int, sluids: Mapping[str, int]) -> Optional[int]:

@@ -41,14 +41,11 @@ class Watch:
         over = mib is not None and limit_mib is not None and mib > limit_mib
         # Only Slurm's own count justifies ending a job, and only where others may lack the memory.
         acts = verified and beside
-        if self._lasts(job_id, "overrun" if acts else "overrun, alone", over, now):
-            action = self._config.on_overrun if acts else "log"
-            due.append(
-                (action, f"job {job_id} uses {mib:.0f} MiB of a shared GPU, {limit_mib} MiB are its shards")
-            )
-            if action == "end":
-                # The next process of the job that does it is ended as well.
-                self.forget_overrun(job_id)
+        text = f"job {job_id} uses {mib or 0:.0f} MiB of a shared GPU, {limit_mib} MiB are its shards"
+        if self._lasts(job_id, "overrun", over and acts, now):
+            due.append((self._config.on_overrun, text))
+        if self._lasts(job_id, "overrun, alone", over and not acts, now):
+            due.append(("log", text))
         if self._lasts(job_id, "unlimited", unlimited > 0, now):
             text = f"job {job_id} has {unlimited} MPS client(s) whose memory limit was changed or removed"
             due.append((self._config.on_unfenced, text))
@@ -71,10 +68,10 @@ class Watch:
         self._done.add(key)
         return True
 
-    def forget_overrun(self, job_id: int) -> None:
-        """Look at it as if for the first time."""
-        self._since.pop((job_id, "overrun"), None)
-        self._done.discard((job_id, "overrun"))
+    def ends(self, job_id: int, now: float) -> bool:
+        """Whether the job's processes are to be ended, for as long as it takes too much."""
+        since = self._since.get((job_id, "overrun"), now + 1)
+        return self._config.on_overrun == "end" and now - since >= self._config.grace_s
 
     def forget(self, job_id: int) -> None:
         """The job is gone."""

@@ -9,6 +9,7 @@ import signal
 import struct
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Dict, Iterable, Iterator, Optional
 
 _READ_LIMIT = 128 * 1024
@@ -78,6 +79,26 @@ def uid_of(pid: int) -> Optional[int]:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None
+
+
+def real_uid_of(pid: int) -> Optional[int]:
+    """Whose it is, whatever program it runs and whatever it hides."""
+    line = next((line for line in status_text(pid).splitlines() if line.startswith("Uid:")), "")
+    return int(line.split()[1]) if line else None
+
+
+def runs(pid: int, path: Path) -> bool:
+    """Whether that very file is the program that it runs; a name, or a copy, is not enough."""
+    try:
+        return os.path.samefile(f"/proc/{pid}/exe", path)
+    except OSError:
+        return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a tracer holds it up."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] in ("T", "t")
 
 
 def command_line(pid: int, most_bytes: int = _READ_LIMIT) -> str:

@@ -1,14 +1,13 @@
-"""The jobs that the sampler measures, announced by a prolog or found, and what Slurm says about them."""
+"""The jobs that the sampler measures, and what Slurm says about them."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.formats.job_record import TIMESLICE, JobRecord
+from slurm_gpumem.formats.job_record import UNFENCED, JobRecord
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.fence import claimed_mib
@@ -16,7 +15,7 @@ from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.orphans import Orphans
 from slurm_gpumem.node.problem_log import ProblemLog
-from slurm_gpumem.node.processes import uid_of
+from slurm_gpumem.node.processes import real_uid_of
 from slurm_gpumem.node.record_store import RecordStore
 from slurm_gpumem.node.slurm_truth import Answer, SlurmTruth
 from slurm_gpumem.node.usage import JobUsage
@@ -56,8 +55,7 @@ class Roster:
         listener: Listener,
     ) -> None:
         self.usage: Dict[int, JobUsage] = {}
-        self.announced: Dict[int, NodeJob] = {}
-        self.adopted: Dict[int, NodeJob] = {}
+        self.jobs: Dict[int, NodeJob] = {}
         self.truth = SlurmTruth(config)
         self.store = RecordStore(folder, config.spool, node)
         self._folder = folder
@@ -70,7 +68,7 @@ class Roster:
         self._slurm: Dict[int, SlurmJob] = {}
         self._absent: Dict[int, int] = {}
         self._strangers: Dict[int, float] = {}
-        """Jobs on our GPUs that no prolog announced → when they were last seen there."""
+        """Jobs on our GPUs that are none of ours → when they were last seen there."""
         self._left_open: List[Tuple[int, int]] = []
         """(job, restarts) of records that nobody closed."""
         self._tidied = float("-inf")
@@ -80,49 +78,40 @@ class Roster:
         self._ended: Dict[Tuple[int, int], int] = {}
         """(job, restarts) of closed records → how often Slurm has been asked since how it ended."""
 
-    def all_here(self) -> Dict[int, NodeJob]:
-        """Every job that is measured."""
-        return {**self.adopted, **self.announced}
-
     def refresh(self) -> Mapping[int, NodeJob]:
         """Every job that is measured, after a look at what prologs and epilogs have done."""
         try:
             stamp = os.stat(self._folder.jobs).st_mtime_ns
         except OSError:
             stamp = -1
-        before = self.announced
+        before = self.jobs
         # A change within the clock's own grain would be missed once: look again for a while after it.
         if stamp != self._stamp or time.time_ns() - stamp < 2_000_000_000:
             self._stamp = stamp
-            self.announced = {job.job_id: job for job in jobs.all_jobs(self._folder)}
-        self._see_ends()
-        here = self.all_here()
+            self.jobs = {job.job_id: job for job in jobs.all_jobs(self._folder)}
+        # Every run that was closed, however short: most of a burst are over before a look at them.
+        self._ended = {run: self._ended.get(run, 0) for run in self.store.unsettled()}
         # The job's next run may be here before we looked again.
-        gone = [job_id for job_id, usage in self.usage.items() if usage.restarts != _restarts(here, job_id)]
+        gone = [
+            job_id for job_id, usage in self.usage.items() if usage.restarts != _restarts(self.jobs, job_id)
+        ]
         for job_id in gone:
             self._listener.gone(job_id, before.get(job_id), self.usage.pop(job_id))
-        for job in self.announced.values():
+        for job in self.jobs.values():
             self.usage.setdefault(job.job_id, JobUsage(job.restarts))
             self._set_limit(job)
-        return self.all_here()
+        return self.jobs
 
     def wants_slurms_word(self) -> bool:
         """Whether Slurm, which answers, is still to say how a run ended."""
         return bool(self._ended) and self.truth.answers
-
-    def _see_ends(self) -> None:
-        """Every run that was closed, however short: most of a burst are over before a look at them."""
-        self._ended = {run: self._ended.get(run, 0) for run in self.store.unsettled()}
-        for job_id, restarts in self._ended:
-            if job_id in self.adopted and self.adopted[job_id].restarts == restarts:
-                del self.adopted[job_id]
 
     def ask_slurm(self, here: Mapping[int, NodeJob]) -> bool:
         """Whether there is news; the question runs beside us."""
         now = time.monotonic()
         if now - self._tidied >= self._config.slurm_every_s:
             self._tidied = now
-            self._orphans.stop(self.announced.values())
+            self._orphans.stop(self.jobs.values())
             self._problems.attempt(lambda: self._find_left_open(here))
         answer = self.truth.poll(self._questions(here, now))
         if answer is None:
@@ -135,10 +124,9 @@ class Roster:
 
         A look asks for one job: of several that start together the last would be held to its share too late.
         """
-        here = self.all_here()
-        if not any(map(self._is_unconfirmed, here)):
+        if not any(map(self._is_unconfirmed, self.jobs)):
             return False
-        if self.ask_slurm(here):
+        if self.ask_slurm(self.jobs):
             self.refresh()
         return True
 
@@ -170,7 +158,9 @@ class Roster:
         )
         for job_id in here:
             sure = self.usage[job_id].verified and not self._absent.get(job_id)
-            questions[job_id] = urgent if not sure else ended if job_id in self.ask_often else every
+            # A job of whole GPUs is held to nothing, and its epilog says when it is over.
+            pace = every if self.usage[job_id].shards or here[job_id].claim else max(every, _STRANGER_S)
+            questions[job_id] = urgent if not sure else ended if job_id in self.ask_often else pace
         return questions
 
     def _learn(self, answer: Answer, job: Optional[NodeJob]) -> None:
@@ -188,26 +178,19 @@ class Roster:
             if self._absent[job.job_id] >= 2:
                 self._finish(job)
 
-    def adopt(self, job_id: int, pid: int, uuid: str) -> bool:
-        """A job with shards that no prolog announced: measured like the others, but not fenced."""
+    def meet(self, job_id: int, pid: int, uuid: str) -> None:
+        """A job that no prolog announced is on a GPU: if it holds shards, it is one of ours from now on."""
+        if "off" in self._config.mps_anywhere():
+            return  # its prolog may have left it alone as the site wants it
         known = self._slurm.get(job_id)
         if known is None and (job_id in self._strangers or len(self._strangers) < _MOST_STRANGERS):
             self._strangers[job_id] = time.monotonic()
-        if known is None or known.shards is None or known.uid != uid_of(pid):
-            return False
-        note = ("no prolog announced it: measured, not fenced",)
-        started = round(time.time(), 3)
-        job = NodeJob(job_id, known.uid, "", (uuid,), TIMESLICE, started, restarts=known.restarts, notes=note)
-        self.adopted[job_id] = job
-        self.usage[job_id] = JobUsage(known.restarts, notes=set(note))
-        self._set_limit(job)
-        return True
-
-    def seen_on(self, job_id: int, uuid: str) -> None:
-        """An adopted job is on every GPU where it is met."""
-        adopted = self.adopted.get(job_id)
-        if adopted is not None and uuid not in adopted.gpus:
-            self.adopted[job_id] = replace(adopted, gpus=(*adopted.gpus, uuid))
+        if known is not None and known.shards is not None and known.uid == real_uid_of(pid):
+            note, started = "no prolog announced it: not fenced", round(time.time(), 3)
+            jobs.put(
+                self._folder,
+                NodeJob(job_id, known.uid, "", (uuid,), UNFENCED, started, known.restarts, notes=(note,)),
+            )
 
     def write_records(self) -> None:
         """Bring the records on disk up to date; one that an epilog has closed meanwhile stays as it is."""
@@ -282,12 +265,6 @@ class Roster:
     def _finish(self, job: NodeJob) -> None:
         """Slurm has said twice that the job is not here any more: its epilog never ran to its end."""
         log(self._folder.root, f"job {job.job_id} is gone but was not finished: done now")
-        if self.adopted.pop(job.job_id, None) is not None:
-            still_open = self._record(job, self.usage.pop(job.job_id))
-            record = records.closed_record(still_open, end=job.now(), status="")
-            self._problems.attempt(lambda: self.store.close(record, _SPOOL_LOCK_S))
-            self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
-            return
         self._listener.finishing()
         self._problems.attempt(lambda: hook.finish(self._folder, self._config, job, self._node))
         self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))

@@ -39,7 +39,7 @@ from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.own_live import OwnLiveFiles
-from slurm_gpumem.node.owners import Owners
+from slurm_gpumem.node.owners import Owners, job_of_user
 from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.roster import Roster
@@ -113,8 +113,10 @@ class Sampler:
         gpus: Dict[str, LiveGpu] = {}
         seen: List[int] = []
         wanted = {uuid for job in here.values() for uuid in job.gpus}
-        wanted.update(uuid for usage in self._left.values() for uuid in usage.gpus)
-        # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
+        # A job may be met on a GPU that Slurm has not given it.
+        for usage in (*self._left.values(), *self.roster.usage.values()):
+            wanted.update(usage.gpus)
+        # Jobs of which no prolog has told us are looked for on the other GPUs, which costs, so not each time.
         everywhere = self._ticks % _ELSEWHERE_EVERY == 0
         self._know_instances(here)
         for uuid in sorted(wanted | set(self.gpus) if everywhere else wanted):
@@ -208,11 +210,12 @@ class Sampler:
         by_job: Dict[Optional[int], List[GpuProcess]] = {}
         for process in found:
             owner = self._owners.job_of(process.pid, sluids, uids)
-            if owner is not None:
-                if owner in self.roster.usage or self.roster.adopt(owner, process.pid, uuid):
-                    self.roster.seen_on(owner, uuid)
-                else:
-                    owner = None
+            if owner is not None and owner not in self.roster.usage:
+                self.roster.meet(owner, process.pid, uuid)
+                owner = None
+            elif owner is None:
+                known = self.roster.jobs.values()
+                owner = job_of_user(process.pid, uuid, known, self.config.mps_control)
             by_job.setdefault(owner, []).append(process)
         return by_job
 
@@ -225,7 +228,6 @@ class Sampler:
         seconds: float,
     ) -> LiveGpu:
         active = [job_id for job_id in by_job if job_id is not None]
-        here = {**self.roster.adopted, **here}
         # A clock that is set while we run moves nothing on the curves.
         gpu, wall = self.gpus.get(uuid), self._epoch + time.monotonic()
         allocated = {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}
@@ -328,7 +330,7 @@ class Sampler:
             if pid not in present and (pid, start) not in self._accounted:
                 self._accounted.add((pid, start))
                 alone = [
-                    job for job in self.roster.announced.values() if uuid in job.gpus and job.started <= start
+                    job for job in self.roster.jobs.values() if uuid in job.gpus and job.started <= start
                 ]
                 owner = alone[0].job_id if len(alone) == 1 else None
             if owner is not None:
@@ -362,7 +364,7 @@ class Sampler:
 
     def _settle_limits(self, live: Live) -> None:
         """Root's limit at a shared server follows Slurm's count as soon as that is known."""
-        for job_id, job in self.roster.announced.items():
+        for job_id, job in self.roster.jobs.items():
             verified = job_id in live.jobs and live.jobs[job_id].measured.shards_verified
             if job.mode == MPS_SHARED and verified and (job_id, job.restarts) not in self._settled:
                 with contextlib.suppress(LockTimeoutError):  # a hook is at it: next time
@@ -377,12 +379,11 @@ class Sampler:
             source=self.source.name,
             gpus=gpus,
             jobs={
-                job_id: _live_job(job, self.roster.usage[job_id])
-                for job_id, job in self.roster.all_here().items()
+                job_id: _live_job(job, self.roster.usage[job_id]) for job_id, job in self.roster.jobs.items()
             },
         )
         self.problems.attempt(lambda: write_live(self.folder.live, live))
-        self.problems.attempt(lambda: self._own_live.write(self.roster.all_here(), live))
+        self.problems.attempt(lambda: self._own_live.write(self.roster.jobs, live))
         return live
 
     def _take_up(self) -> None:

@@ -46,6 +46,8 @@ class Kind(NamedTuple):
     command: str
     way: str = "scancel"
     options: Sequence[str] = ()
+    plain: bool = False
+    """Submitted without a record of ours."""
 
 
 def _launched(launcher: str) -> str:
@@ -129,12 +131,11 @@ class Trial:
             f"#!/bin/bash\nunset LD_LIBRARY_PATH\nexport HOME={m.work} PYTHONDONTWRITEBYTECODE=1\n{prelude}\n"
             f"{kind.command.format(work=m.work)}\n"
         )
+        comment = f"--comment=gpumem/1:est=3000,req={shards * 1024},shards={shards},oom=requeue"
         argv = [
             "sbatch", "--parsable", f"--uid={uid}", f"--gid={gid}", f"--output={m.work}/{name}.out",
             f"--gres=shard:{shards}", f"--chdir={m.work}",
-
-            f"--comment=gpumem/1:est=3000,req={shards * 1024},shards={shards},oom=requeue",
-            "--requeue", "--open-mode=append", *kind.options, str(script),
+            *([] if kind.plain else [comment]), "--requeue", "--open-mode=append", *kind.options, str(script),
         ]  # fmt: skip
         done = run(argv, 15, env=m.env)
         if done.returncode:

@@ -105,6 +105,17 @@ def grow():
         raise
 
 
+def hold():
+    """Above its share, and asleep, as a notebook is between two cells."""
+    import torch
+
+    block = torch.zeros(int(sys.argv[2]) << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    say(f"ready\nover {os.getpid()} {time.time():.2f}")
+    time.sleep(600)
+    del block
+
+
 def main():
     if PART in ("plain", "checkpoint", "raise", "end"):
         if PART == "checkpoint":
@@ -122,7 +133,7 @@ def main():
         if PART == "raise":
             raise RuntimeError("a fault of the script, with work queued")
     else:
-        {"loader": loader, "lightning": lightning, "grow": grow}[PART]()
+        {"loader": loader, "lightning": lightning, "grow": grow, "hold": hold}[PART]()
 
 
 if __name__ == "__main__":

@@ -117,11 +117,14 @@ class Desk:
         store.close(record, 1.0)
         store.flush(1.0)
 
-    def process(self, job_id: int, uid: Optional[int] = None, **variables: str) -> int:
-        env = {"SLURM_JOB_ID": str(job_id), **variables}
-        started = subprocess.Popen(["sleep", "60"], env=env, user=uid)
+    def process(
+        self, job_id: int, uid: Optional[int] = None, program: str = "exec sleep 60", **variables: str
+    ) -> int:
+        env = {"SLURM_JOB_ID": str(job_id), "PATH": "/usr/bin:/bin", **variables}
+        started = subprocess.Popen(["/bin/sh", "-c", program], env=env, user=uid)
         self.processes.append(started)
-        until(lambda: Path(f"/proc/{started.pid}/comm").read_text() == "sleep\n")
+        name = "sleep\n" if program == "exec sleep 60" else "sh\n"
+        until(lambda: Path(f"/proc/{started.pid}/comm").read_text() == name)
         return started.pid
 
     def hold(self, sizes: Dict[int, float], *, gpu: int = 0, mps: Optional[bool] = None) -> None:

@@ -90,8 +90,10 @@ def test_a_handler_that_needs_longer_than_slurm_waits_is_taken_from_its_server_i
     assert any(line == f"{neighbour} RUNNING" for line in site.queue())
 
 
+@pytest.mark.parametrize("comment", ["gpumem/1:est=3000,req=4096", ""], ids=["ours", "plain"])
 def test_a_limit_that_a_process_lifts_itself_is_caught_by_its_memory(
     make_site: Callable[..., Site],
+    comment: str,
 ) -> None:
     site = make_site(idle_exit_s=200)
     program = site.root / "out" / "lifts.py"
@@ -104,11 +106,12 @@ def test_a_limit_that_a_process_lifts_itself_is_caught_by_its_memory(
     )
     neighbour = site.submit(STANDIN)
     until(lambda: _runs(site, neighbour))
-    job = site.submit(f"/usr/bin/python3 {program}", shards=4, comment="gpumem/1:est=3000,req=4096")
+    job = site.submit(f"/usr/bin/python3 {program}", shards=4, comment=comment)
     until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
     until(lambda: site.record(job)["state"] == "FAILED")
     record = site.record(job)
     assert [(event["kind"], event["with"]) for event in record["events"]] == [("overrun", [neighbour])]
+    assert (record["mode"], record["shards"], record["shards_verified"]) == ("mps", 4, True)
     # /proc shows the variables that a process was started with.
     assert not [note for note in record["notes"] if "changed or removed" in note]
     assert any(line == f"{neighbour} RUNNING" for line in site.queue())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -11,6 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import pytest
 
 from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.node import processes
 from slurm_gpumem.node.ends import EndServer, Exits
 from slurm_gpumem.node.limit_variable import LIMIT_VARIABLE, holds_limit
 from tests.node.conftest import OTHER_USER, USER, needs_root
@@ -91,7 +91,6 @@ def test_a_job_above_its_shards_is_ended_alone_through_its_mps_server(
     assert _first_event(live["1"]) == ("overrun", [2])
     assert _first_event(live["2"]) == ("crowded", [1])
     assert not fenced.ended(pids["second"])
-    assert all(process.poll() is None for process in fenced.desk.processes)
     assert fenced.desk.said() == ""
 
 
@@ -127,16 +126,102 @@ def test_the_shares_of_jobs_that_start_together_are_confirmed_before_the_next_lo
     assert [desk.sampler.roster.usage[job].verified for job in range(1, 6)] == 5 * [True]
 
 
-def test_a_process_outside_mps_that_is_above_its_shards_is_ended_by_a_signal(
+CULPRITS = {
+    "sleeps": "play(time.sleep, 60)",
+    "ignores SIGTERM": "play(signal.pause, before=lambda: signal.signal(15, signal.SIG_IGN))",
+    "is stopped again and again": "pid = play(signal.pause)\nwhile True: os.kill(pid, 19); time.sleep(0.01)",
+    "is held by a tracer": "play(os.kill, 0, 19, before=lambda: (os.setsid(), libc.ptrace(0, 0, 0, 0)))",
+    "hides whose it is": "play(time.sleep, 60, before=lambda: libc.prctl(4, 0))",
+    "four processes of a quarter each": "[play(time.sleep, 60) for _ in range(4)]",
+}
+PLAY = """
+import ctypes, os, signal, sys, time
+libc = ctypes.CDLL(None)
+def play(act, *words, before=lambda: None):
+    ready, is_ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        before()
+        os.close(is_ready)
+        act(*words)
+        os._exit(0)
+    os.close(is_ready)
+    os.read(ready, 1)
+    print(pid, flush=True)
+    return pid
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("mps", [True, False], ids=["at a server", "plain, outside MPS"])
+@pytest.mark.parametrize("how", CULPRITS)
+def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
+    make_fenced: Callable[..., Fenced], monkeypatch: pytest.MonkeyPatch, how: str, mps: bool
+) -> None:
+    monkeypatch.setattr("slurm_gpumem.node.enforcer._KILL_AFTER_S", 0.5)
+    fenced = make_fenced(squeue=FOUR_SHARDS.replace(str(os.getuid()), str(USER), 1))
+    desk = fenced.desk
+    desk.job(1, uid=USER, mode="mps" if mps else "unfenced")
+    desk.job(2, mode="mps")
+    tail = "\nos.close(1)\nsignal.pause()"
+    made = subprocess.Popen(
+        ["/usr/bin/python3", "-c", f"{PLAY}{CULPRITS[how]}{tail}"],
+        env={"SLURM_JOB_ID": "1"}, user=USER, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    desk.processes.append(made)  # type: ignore[arg-type]
+    assert made.stdout is not None
+    culprits = [int(made.stdout.readline()) for _ in range(4 if how.startswith("four") else 1)]
+    computes = desk.root / "computes"
+    neighbour = desk.process(2, None, program=f"while sleep 0.02; do echo >>{computes}; done", **OURS)
+    sizes = {pid: 9000.0 / len(culprits) for pid in culprits}
+
+    def gone() -> bool:
+        alive = {pid: mib for pid, mib in sizes.items() if processes.start_of(pid) is not None}
+        desk.hold({**alive, neighbour: 10.0}, mps=mps)
+        desk.live()
+        return not alive
+
+    until(gone)
+    assert all(fenced.ended(pid) is mps for pid in culprits)
+    events = desk.live()["2"]["events"]
+    assert [(event["kind"], event["with"]) for event in events] == [("crowded", [1])]
+    seen = len(computes.read_text())
+    until(lambda: len(computes.read_text()) > seen)
+
+
+@needs_root
+def test_a_process_that_hides_its_job_counts_to_its_users_last_job_on_that_gpu(
     make_fenced: Callable[..., Fenced],
 ) -> None:
-    fenced = make_fenced(squeue=FOUR_SHARDS)
-    pids = fenced.pair(9000.0)
-    fenced.desk.hold({pids["first"]: 9000.0, pids["second"]: 10.0}, mps=False)
-    first, second = fenced.desk.processes
-    until(lambda: fenced.desk.live() and first.poll() is not None)
-    assert (first.returncode, second.poll()) == (-signal.SIGTERM, None)
-    assert "terminate_client" not in fenced.told()
+    fenced = make_fenced(
+        squeue=FOUR_SHARDS.replace("echo 1", 'echo "$4"').replace(str(os.getuid()), str(USER), 1)
+    )
+    desk = fenced.desk
+    desk.job(1, uid=USER, mode="mps")
+    desk.job(2, uid=USER, mode="mps")
+    desk.job(3, uid=USER, gpu=1)
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", "import os\nif os.fork(): os._exit(0)\nprint(os.getpid(), flush=True)\n"
+         "os.setsid(); os.dup2(2, 1); os.execve('/bin/sleep', ['sleep', '60'], {})"],
+        user=USER, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+    )  # fmt: skip
+    stray, server = int(done.stdout), desk.root / "nvidia-cuda-mps-server"
+    server.write_bytes(Path("/bin/sleep").read_bytes())
+    server.chmod(0o755)
+    serves = subprocess.Popen([str(server), "60"], env={}, user=USER)
+    desk.processes.append(serves)
+    neighbour = desk.process(1, USER, **OURS)
+    desk.job(4, uid=USER)
+
+    def gone() -> bool:
+        alive = {stray: 9000.0} if processes.start_of(stray) is not None else {}
+        desk.hold({**alive, serves.pid: 9000.0, neighbour: 10.0})
+        desk.live()
+        return not alive
+
+    until(gone)
+    assert [_first_event(desk.live()[str(job)]) for job in (1, 2)] == [("crowded", [2]), ("overrun", [1])]
+    assert serves.poll() is None
 
 
 def test_the_limit_that_the_task_prolog_writes_is_one() -> None:

@@ -34,7 +34,7 @@ def test_a_hook_has_at_most_forty_lines_and_names_no_slurm_command(name: str) ->
 @pytest.mark.timing
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_job_that_is_not_ours_passes_within_five_milliseconds(node: Node, name: str) -> None:
-    env = {**node.env(7, comment="my own words"), "SLURM_JOB_GPUS": "0"}
+    env = {**node.env(7, comment="my own words"), "SLURM_JOB_GPUS": ""}
     bare = _seconds(["/bin/sh", "-c", ":"], env)
     assert _seconds([str(node.hooks / f"{name}.sh")], env) - bare < 0.005 * slowness()
     assert not list(node.folder.jobs.iterdir())
@@ -206,10 +206,13 @@ def test_gres_mps_takes_no_part_of_the_sms_away_unless_the_site_wants_it(node: N
 
 
 @needs_root
-def test_a_percentage_of_the_users_own_stays_in_a_job_with_shards(node: Node) -> None:
+def test_a_percentage_of_the_users_own_stays(node: Node) -> None:
     node.hook("prolog", node.env(7))
     own = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "SLURM_SHARDS_ON_NODE": "8"}
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in _exports(node, **own)
+    # With a whole GPU it is the sign of an MPS of their own.
+    node.hook("prolog", node.env(7, comment=""))
+    assert _exports(node, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50") == {}
 
 
 @needs_root

@@ -155,14 +155,14 @@ def test_the_packages_live_and_leave_without_a_trace(tree: Tree) -> None:
 
     # An upgrade keeps what was edited and replaces the rest.
     hooks_conf = tree.root / "etc/slurm/gpumem/hooks.conf"
-    hooks_conf.write_text(hooks_conf.read_text() + "all_gpu_jobs=yes\n")
+    hooks_conf.write_text(hooks_conf.read_text() + "next_prolog=/bin/true\n")
     for name in PACKAGES:
         _next_version(tree, name, changes="etc/slurm/gpumem.lua" if name == "controller" else "")
     job_submit = tree.root / "etc/slurm/job_submit.lua"
     job_submit.write_text('dofile("/etc/slurm/gpumem.lua")\n')
     os.utime(job_submit, (0, 0))
     tree.run("dpkg -i /tmp/slurm-gpumem-*_999.deb")
-    assert hooks_conf.read_text().endswith("all_gpu_jobs=yes\n")
+    assert hooks_conf.read_text().endswith("next_prolog=/bin/true\n")
     assert (tree.root / "etc/slurm/gpumem.lua").read_text().endswith("# a new line\n")
     assert job_submit.stat().st_mtime > 0
     job_submit.unlink()

@@ -94,12 +94,12 @@ def test_it_installs_once_and_removes_everything(machine: Machine) -> None:
 
     # Settings belong to the site; a hook that was changed is brought up to date.
     conf = machine.slurm / "gpumem" / "hooks.conf"
-    conf.write_text(conf.read_text() + "all_gpu_jobs=yes\n")
+    conf.write_text(conf.read_text() + "next_prolog=/bin/true\n")
     assert machine.install("login", "node").splitlines()[-1] == "nothing to change"
     assert machine.install("--check", "login", "node").splitlines()[-1] == "nothing to change"
     (machine.slurm / "gpumem" / "prolog.sh").write_text("exit 0\n")
     assert f"write {machine.slurm}/gpumem/prolog.sh" in machine.install("login", "node")
-    assert conf.read_text().endswith("all_gpu_jobs=yes\n")
+    assert conf.read_text().endswith("next_prolog=/bin/true\n")
 
     slurm_conf = machine.slurm / "slurm.conf"
     slurm_conf.write_text(f"Prolog={machine.slurm}/gpumem/prolog.sh\n")

@@ -118,7 +118,7 @@ def test_upgrades_keep_edited_settings_and_removal_leaves_nothing(tmp_path: Path
     files = tree.files()
     _rpm(root, "--install", *map(str, RPMS.glob("*.rpm")))
     conf = root / "etc/slurm/gpumem/hooks.conf"
-    conf.write_text(conf.read_text() + "all_gpu_jobs=yes\n")
+    conf.write_text(conf.read_text() + "next_prolog=/bin/true\n")
 
     again = tmp_path / "again"
     subprocess.run([str(PACKAGING / "export.sh"), str(again)], cwd=ROOT, check=True)
@@ -129,7 +129,7 @@ def test_upgrades_keep_edited_settings_and_removal_leaves_nothing(tmp_path: Path
     subprocess.run(["git", "init", "-q"], cwd=again, check=True)
     subprocess.run([str(again / "packaging" / "rpm.sh"), str(tmp_path / "next")], cwd=again, check=True)
     _rpm(root, "--upgrade", *map(str, (tmp_path / "next").glob("*.rpm")))
-    assert conf.read_text().endswith("all_gpu_jobs=yes\n")
+    assert conf.read_text().endswith("next_prolog=/bin/true\n")
     (root / "etc/slurm/gpumem/hooks.conf.rpmnew").unlink()
 
     slurm_conf = root / "etc/slurm/slurm.conf"
