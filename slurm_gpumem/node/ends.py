@@ -26,7 +26,7 @@ from slurm_gpumem.node.owners import Owners
 
 _CREDENTIALS = struct.Struct("3i")
 _MOST_OF_A_USER = 64
-"""A user's own daemon may hang, for seconds: what that user asks beyond these is answered at once, with no."""
+"""A user's own daemon may hang, for seconds: more requests of that user are answered at once, with no."""
 _MOST_WAITING = 256
 
 

@@ -21,7 +21,6 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
-from slurm_gpumem.node.processes import ordinary_priority
 from slurm_gpumem.node.slots import slot_of
 from slurm_gpumem.node.suspects import why_kept_apart
 
@@ -89,8 +88,7 @@ def _ensure_daemon(
 ) -> None:
     users = jobs.users_of(folder, uuid, job.daemon_uid)
     # A job whose prolog is through may be computing; one that waits for our lock is not yet.
-    with ordinary_priority():
-        service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
+    service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
     _set_limit(service, folder, config, uuid, job.daemon_uid)
 
 

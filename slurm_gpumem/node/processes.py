@@ -29,7 +29,7 @@ def go_ahead_of_jobs() -> None:
 
 @contextlib.contextmanager
 def ordinary_priority() -> Iterator[None]:
-    """For what this thread starts meanwhile and leaves running: a user's daemon goes ahead of nobody."""
+    """For what this thread starts as a user: that goes ahead of nobody."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     if before >= 0:
         yield

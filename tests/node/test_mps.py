@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -91,6 +93,17 @@ def test_a_daemon_that_talks_nonsense_costs_little_and_is_not_believed(node: Nod
     program.chmod(0o755)
     service = MpsService(node.folder, str(program), quit_timeout_s=0.5)
     assert service.ask(node.gpus[0].uuid, USER, "get_server_list") is None
+
+
+def test_what_talks_to_a_users_daemon_as_that_user_goes_ahead_of_nobody(node: Node) -> None:
+    Path(node.config.mps_control).write_text("#!/bin/sh\nnice\nid -u\n")
+
+    def ask() -> Optional[str]:
+        processes.go_ahead_of_jobs()
+        return node.mps.ask(node.gpus[0].uuid, USER, "get_server_list")
+
+    with ThreadPoolExecutor(1) as sampler:
+        assert sampler.submit(ask).result() == f"0\n{USER}"
 
 
 def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(node: Node) -> None:
