@@ -136,13 +136,11 @@ class MpsService:
 
     def _daemon(self, pid: int, uid: Optional[int]) -> Optional[Daemon]:
         """What that process is, if it is one of our daemons, and that user's."""
-        start, owner = processes.start_of(pid), processes.uid_of(pid)
-        if (
-            start is None
-            or owner is None
-            or uid not in (None, owner)
-            or not processes.is_named(pid, _CONTROL)
-        ):
+        if not processes.is_named(pid, _CONTROL):
+            return None
+        # Who started it: a setuid program runs as root under any name.
+        start, owner = processes.start_of(pid), processes.real_uid_of(pid)
+        if start is None or owner is None or uid not in (None, owner):
             return None
         place = _place(self.folder, processes.environment(pid, _OUR_ENVIRONMENT).get(_PIPE, ""))
         if place is None or place[1] != owner:

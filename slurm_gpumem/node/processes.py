@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import struct
 import time
@@ -17,6 +18,7 @@ _SEARCH_S = 3.0
 
 
 _AHEAD = -10
+_REAL_UID = re.compile(r"^Uid:\s+([0-9]+)", re.MULTILINE)
 _PIDFD_SEND_SIGNAL, _SI_QUEUE = 424, -1
 """The system call's number, the same on all architectures."""
 
@@ -73,11 +75,17 @@ def parent_of(pid: int) -> Optional[int]:
 
 
 def uid_of(pid: int) -> Optional[int]:
-    """Whose it is; root's own while it changes its identity."""
+    """Whose rights it has: root's own while it changes its identity, and of a setuid program."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None
+
+
+def real_uid_of(pid: int) -> Optional[int]:
+    """Who started it, under whatever name and with whatever rights."""
+    match = _REAL_UID.search(status_text(pid))
+    return int(match[1]) if match else None
 
 
 def command_line(pid: int, most_bytes: int = _READ_LIMIT) -> str:
