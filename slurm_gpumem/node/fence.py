@@ -31,13 +31,14 @@ _NO_LIMIT_MIB = 1 << 20
 
 
 def at_its_own_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
-    """The job as this node serves it: by its own user's daemon where the shared one is not for it."""
+    """The job as this node serves it: without the shared server where that is not for it."""
     service = MpsService(folder, config.mps_control)
     if job.mode != MPS_SHARED or not service.available():
         return job
     kept_apart = why_kept_apart(folder, job)
     if kept_apart:
-        return replace(job, mode=MPS, notes=(*job.notes, f"{kept_apart}: its own user's server this time"))
+        # No server of its user's own, which that user could stop: a fault of this job ends nothing else.
+        return replace(job, mode=TIMESLICE, notes=(*job.notes, f"{kept_apart}: time slices, without MPS"))
     if service.can_share():
         return job
     note = f"{config.mps_control} has no {MULTI_USER}: its own user's MPS server instead of a shared one"
