@@ -1,8 +1,8 @@
 """Who is kept off the MPS server that all users share: jobs and users that a fault there has hit before.
 
 A fault takes down all clients of a server, and neither MPS nor the driver says whose it was: the server's log
-and the kernel name the client that came first. So everybody it hit is a suspect. A job that is run again then
-gets time slices, without MPS: if it was hit by another, it now runs; if the fault was its own, it faults alone.
+and the kernel name the client that came first. So everybody it hit is a suspect. A job that is run again gets
+time slices then, without MPS: if it was hit by another, it now runs; if the fault was its own, that is seen.
 So do all jobs of a user with a second fault within a day, or with one alone at the shared server.
 Only the sampler writes here, from the driver's errors and the processes that it saw vanish.
 """
