@@ -75,7 +75,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     try:
         folder.make()
         _finish_earlier_run(folder, config, jobs.get(folder, job.job_id), job, node)
-        job = fence.at_its_own_server(folder, config, job)
+        job = fence.off_the_shared_server(folder, config, job)
         # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
         jobs.put(folder, job)
     except OSError as error:
