@@ -13,7 +13,7 @@
  * does not goes on as if it had not come.
  *
  * A thread does the asking, and the interrupted one goes on meanwhile: it may hold a lock of the driver's that the MPS
- * server needs to let the client go. Everything that can fail leaves the program as it would be without us.
+ * server needs to let the client go. Where it cannot go on, the asking is short. Everything that can fail leaves the program as it would be without us.
  * Built by build_end.sh.
  */
 #define _GNU_SOURCE
@@ -31,16 +31,17 @@
 
 #define MOST_DEVICES 16
 #define PATIENCE_S 27 /* the server waits for what is queued; Slurm kills after KillWait, 30 s by default */
+#define FATAL_PATIENCE_S 5
 
-static const int ENDING[] = {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGXCPU, SIGXFSZ};
-static const int FATAL[] = {SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV};
+static const int ENDING[] = {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM, SIGXCPU};
+static const int FATAL[] = {SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGPIPE, SIGXFSZ};
 #define SLOT_MARK 0x510750
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 static struct sockaddr_un sampler;
 static pid_t owner;
 static sem_t woken;
-static volatile sig_atomic_t ending;
+static volatile sig_atomic_t ending, patience_s = PATIENCE_S;
 
 static int (*device_count)(int *);
 static int (*primary_state)(int, unsigned *, int *);
@@ -50,7 +51,7 @@ static int (*synchronize)(void);
 
 /* The sampler knows who asks from the kernel, and closes the connection when the MPS server has let this process go. */
 static void leave_server(void) {
-    struct timeval patience = {PATIENCE_S, 0};
+    struct timeval patience = {patience_s, 0};
     char byte = 0;
     int handle = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (handle < 0) return;
@@ -90,8 +91,10 @@ static void on_ending_signal(int number, siginfo_t *info, void *unused) {
     errno = saved;
 }
 
-/* The thread cannot go on: the instruction would fail again. */
+/* The thread must not go on: what it did would fail again, and again. It may hold the lock that the server needs, and
+ * then nobody answers: so not for long. */
 static void on_fatal_signal(int number, siginfo_t *info, void *unused) {
+    if (!ending) patience_s = FATAL_PATIENCE_S;
     on_ending_signal(number, info, unused);
     while (getpid() == owner) pause();
 }
@@ -100,7 +103,9 @@ static void at_exit(void) {
     int count = 0, active = 0;
     unsigned flags = 0;
     void *context = NULL;
-    if (getpid() != owner || device_count(&count) != 0) return;
+    if (getpid() != owner) return;
+    while (ending) pause(); /* of the signal, and not with exit's code */
+    if (device_count == NULL || device_count(&count) != 0) return;
     synchronize();
     for (int device = 0; device < count && device < MOST_DEVICES; device++) {
         if (primary_state(device, &flags, &active) != 0 || !active) continue;
@@ -135,7 +140,8 @@ int InitializeInjection(void) {
     if (owner == getpid()) return 1;
     owner = getpid();
     ending = 0;
-    if (find_driver()) atexit(at_exit);
+    if (!find_driver()) device_count = NULL;
+    atexit(at_exit);
     if (path == NULL || strlen(path) >= sizeof sampler.sun_path) return 1;
     sampler.sun_family = AF_UNIX;
     strcpy(sampler.sun_path, path);

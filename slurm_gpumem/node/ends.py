@@ -25,8 +25,8 @@ from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.owners import Owners
 
 _CREDENTIALS = struct.Struct("3i")
-_MOST_AT_ONCE = 32
-"""A user's own daemon may hang, for seconds: others' requests go past it."""
+_MOST_OF_A_USER = 64
+"""A user's own daemon may hang, for seconds: more requests of that user are answered at once, with no."""
 _MOST_WAITING = 256
 
 
@@ -66,7 +66,6 @@ class EndServer:
         self._folder = folder
         self._exits = exits
         self._listener = _listen(folder.end_socket)
-        self._slots = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._thread = threading.Thread(target=self._run, name="ends", daemon=True)
 
     def start(self) -> None:
@@ -82,30 +81,37 @@ class EndServer:
         self._listener.close()
 
     def _run(self) -> None:
+        """Nothing here waits for anybody: who comes next may be another user's process."""
         while True:
             try:
                 channel, _ = self._listener.accept()
             except OSError:
                 return
-            if self._slots.acquire(timeout=1.0):
-                threading.Thread(target=self._serve, args=(channel,), daemon=True).start()
-            else:
+            try:
+                self._begin(channel)
+            except (OSError, RuntimeError) as error:  # RuntimeError: no more threads
                 channel.close()
+                log(self._folder.root, f"a process that asked to leave its MPS server: {error}")
 
-    def _serve(self, channel: socket.socket) -> None:
+    def _begin(self, channel: socket.socket) -> None:
+        pid, uid, _ = _CREDENTIALS.unpack(
+            channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        whose = f"ends of {uid}"
+        if sum(thread.name == whose for thread in threading.enumerate()) >= _MOST_OF_A_USER:
+            channel.close()
+        else:
+            threading.Thread(target=self._serve, args=(channel, pid, uid), name=whose, daemon=True).start()
+
+    def _serve(self, channel: socket.socket, pid: int, uid: int) -> None:
         """Closing the channel is the answer: whoever asked goes on and ends."""
         try:
             with channel:
-                pid, uid, _ = _CREDENTIALS.unpack(
-                    channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                )
                 job = self._job_of(pid, uid)
                 if job is not None and not self._exits.take(job, [pid]):
                     log(self._folder.root, f"job {job.job_id}: its MPS daemon does not let process {pid} go")
         except OSError as error:
             log(self._folder.root, f"a process that asked to leave its MPS server: {error}")
-        finally:
-            self._slots.release()
 
     def _job_of(self, pid: int, uid: int) -> Optional[NodeJob]:
         here = {job.job_id: job for job in jobs.all_jobs(self._folder)}

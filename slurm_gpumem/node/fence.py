@@ -14,14 +14,13 @@ from typing import Optional, Sequence
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
 from slurm_gpumem.formats.comment import is_busy
-from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE
+from slurm_gpumem.formats.job_record import MIG, MPS_SHARED, TIMESLICE
 from slurm_gpumem.formats.live import LiveJob, read_live_jobs
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
-from slurm_gpumem.node.processes import ordinary_priority
 from slurm_gpumem.node.slots import slot_of
 from slurm_gpumem.node.suspects import why_kept_apart
 
@@ -31,18 +30,20 @@ _LOCK_S = 0.5
 _NO_LIMIT_MIB = 1 << 20
 
 
-def at_its_own_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
-    """The job as this node serves it: by its own user's daemon where the shared one is not for it."""
+def off_the_shared_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
+    """The job as this node serves it: in time slices where the server that users share is not for it.
+
+    Not at a server of its user's own, which that user could stop. What faults without MPS ends nothing else.
+    """
     service = MpsService(folder, config.mps_control)
     if job.mode != MPS_SHARED or not service.available():
         return job
-    kept_apart = why_kept_apart(folder, job)
-    if kept_apart:
-        return replace(job, mode=MPS, notes=(*job.notes, f"{kept_apart}: its own user's server this time"))
-    if service.can_share():
-        return job
-    note = f"{config.mps_control} has no {MULTI_USER}: its own user's MPS server instead of a shared one"
-    return replace(job, mode=MPS, notes=(*job.notes, note))
+    why = why_kept_apart(folder, job)
+    if not why:
+        if service.can_share():
+            return job
+        why = f"{config.mps_control} has no {MULTI_USER}"
+    return replace(job, mode=TIMESLICE, notes=(*job.notes, f"{why}: time slices, without MPS"))
 
 
 def fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
@@ -89,8 +90,7 @@ def _ensure_daemon(
 ) -> None:
     users = jobs.users_of(folder, uuid, job.daemon_uid)
     # A job whose prolog is through may be computing; one that waits for our lock is not yet.
-    with ordinary_priority():
-        service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
+    service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
     _set_limit(service, folder, config, uuid, job.daemon_uid)
 
 

@@ -72,11 +72,19 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     job = job_from(config, env, gpus)
     if job is None:
         return
-    folder.make()
-    _finish_earlier_run(folder, config, jobs.get(folder, job.job_id), job, node)
-    job = fence.at_its_own_server(folder, config, job)
-    # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
-    jobs.put(folder, job)
+    try:
+        folder.make()
+        _finish_earlier_run(folder, config, jobs.get(folder, job.job_id), job, node)
+        job = fence.off_the_shared_server(folder, config, job)
+        # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
+        jobs.put(folder, job)
+    except OSError as error:
+        job = _unfenced(job, f"it could not be noted: {error}")
+        log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
+        # Its epilog closes this one: nothing else knows when it began.
+        record, store = records.open_record(job, node), RecordStore(folder, config.spool, node)
+        _try_spool(folder, job.job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
+        return
     # At once: the prologs that come after this one wait for it.
     start_sampler(folder, node)
     why = fence.fence(folder, config, job, gpus) if job.fenced else ""
@@ -99,7 +107,9 @@ def note_late(folder: RunFolder, config: NodeConfig, request: Request) -> Option
     if before is not None and before.restarts >= job.restarts:
         return before
     # In whole seconds, as the shell counts a slot from here.
-    job = _unfenced(replace(job, started=float(int(request.at))), "its prolog gave up before it was served")
+    passed = job.started - int(request.at)
+    job = replace(job, started=float(int(request.at)), booted_s=job.booted_s - passed)
+    job = _unfenced(job, "its prolog gave up before it was served")
     # Noted first: what the shell has told its tasks stays.
     jobs.put(folder, job)
     _finish_earlier_run(folder, config, before, job, request.env.get("SLURMD_NODENAME", ""))
@@ -125,19 +135,27 @@ def epilog(
         forget(gave_up.file)
     if job is None:
         if late_at is None:
-            remove(folder.task_file(job_id))  # of a prolog that gave up
+            with contextlib.suppress(OSError):  # read-only: the run's record comes first
+                remove(folder.task_file(job_id))  # of a prolog that gave up
         return False
     if late_at is not None and job.started > late_at:
         return True  # the prolog of this later run has closed the record of the run before
-    finish(folder, config, job, env.get("SLURMD_NODENAME", ""), env)
+    finish(folder, config, job, env.get("SLURMD_NODENAME", ""), env, late_at)
     return True
 
 
 def finish(
-    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, env: Optional[Mapping[str, str]] = None
+    folder: RunFolder,
+    config: NodeConfig,
+    job: NodeJob,
+    node: str,
+    env: Optional[Mapping[str, str]] = None,
+    at: Optional[float] = None,
 ) -> None:
     """What ends a run's stay: an epilog's work, with its variables, or the sampler's in place of one."""
-    record = _ended_record(folder, config, job, node, env or {})
+    record = _ended_record(folder, config, job, records.open_record(job, node), env or {})
+    if at is not None:
+        record = record._replace(end=round(at, 3))
     store = RecordStore(folder, config.spool, node)
     _try_spool(folder, job.job_id, lambda: store.close(record, _RECORDS_LOCK_S))
     here = jobs.get(folder, job.job_id)
@@ -147,10 +165,10 @@ def finish(
 
 
 def record_unannounced(folder: RunFolder, config: NodeConfig, env: Mapping[str, str], at: float) -> None:
-    """Record a run that ended here, by its epilog at that time, and whose Prolog Slurm left out.
+    """Record a run that ended here, by its epilog at that time, and that nobody has noted.
 
-    slurmd does that with a requeued job that is back on its node while the credential of its last run is
-    still known there.
+    slurmd leaves out the Prolog of a requeued job that is back on its node while the credential of its last
+    run is still known there. Or the run folder was removed, or nothing could be written there.
     """
     node, job = env.get("SLURMD_NODENAME", ""), job_from(config, env, _gpus(config, env))
     if job is None:
@@ -160,12 +178,21 @@ def record_unannounced(folder: RunFolder, config: NodeConfig, env: Mapping[str, 
     last, before = (store.end_of(job.job_id, run) for run in (job.restarts, job.restarts - 1))
     if last is not None or (before is not None and before >= at):
         return  # this epilog was killed when it had done its work, and is run again
-    run = job.restarts - 1 if job.restarts and before is None else job.restarts
-    begun = env.get("SLURM_JOB_START_TIME", "")
-    job = replace(job, restarts=run, started=float(begun) if begun.isdigit() else at)
-    job = _unfenced(job, "Slurm ran no Prolog for this run" + ("" if begun else ": its start is not known"))
-    log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
-    record = _ended_record(folder, config, job, node, env)._replace(end=max(at, job.started))
+    runs = (store.opened(job.job_id, run) for run in (job.restarts, job.restarts - 1))
+    opened = next((run for run in runs if run is not None and run.uid == job.uid and run.start <= at), None)
+    if opened is not None:
+        lost = f"{folder.root} had lost this run when it ended: what was measured last is missing"
+        opened = opened._replace(notes=(*opened.notes, lost))
+        job = replace(job, restarts=opened.restarts, mode=UNFENCED)  # there is no server to ask about it
+    else:
+        run = job.restarts - 1 if job.restarts and before is None else job.restarts
+        begun = env.get("SLURM_JOB_START_TIME", "")
+        job = replace(job, restarts=run, started=float(begun) if begun.isdigit() else at)
+        why = "Slurm ran no Prolog for this run" + ("" if begun else ": its start is not known")
+        job = _unfenced(job, why)
+        opened = records.open_record(job, node)
+    log(folder.root, f"job {job.job_id}: {opened.notes[-1]}")
+    record = _ended_record(folder, config, job, opened, env)._replace(end=max(at, opened.start))
     _try_spool(folder, job.job_id, lambda: store.close(record, _RECORDS_LOCK_S))
 
 
@@ -179,9 +206,8 @@ def _asked_at(env: Mapping[str, str]) -> float:
 
 
 def _ended_record(
-    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, env: Mapping[str, str]
+    folder: RunFolder, config: NodeConfig, job: NodeJob, record: JobRecord, env: Mapping[str, str]
 ) -> JobRecord:
-    record = records.open_record(job, node)
     comment, status = env.get("SLURM_JOB_COMMENT", "")[:4096], env.get("SLURM_JOB_EXIT_CODE2", "")
     end = parse_end(comment)
     # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.

@@ -16,7 +16,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.files import primary_group, remove, write_atomic
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.owners import STEPD
+from slurm_gpumem.node.owners import job_of_step
 from slurm_gpumem.node.processes import Process
 
 _BEFORE_KILL_S = 5.0
@@ -126,7 +126,7 @@ def _task_of(pid: int) -> Optional[Task]:
         parent = None if current is None else processes.parent_of(current)
         if current is None or not parent or parent == 1:
             return None
-        if STEPD.match(processes.command_line(parent)):
+        if job_of_step(parent) is not None:
             start = processes.start_of(current)
             return None if start is None else Task(Process(current, start), parent)
         current = parent

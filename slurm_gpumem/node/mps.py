@@ -23,7 +23,7 @@ from slurm_gpumem.node import processes
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.homes import make_home, remove_home
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
-from slurm_gpumem.node.processes import Process
+from slurm_gpumem.node.processes import Process, ordinary_priority
 
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _CONTROL = "nvidia-cuda-mps-control"
@@ -136,13 +136,11 @@ class MpsService:
 
     def _daemon(self, pid: int, uid: Optional[int]) -> Optional[Daemon]:
         """What that process is, if it is one of our daemons, and that user's."""
-        start, owner = processes.start_of(pid), processes.uid_of(pid)
-        if (
-            start is None
-            or owner is None
-            or uid not in (None, owner)
-            or not processes.is_named(pid, _CONTROL)
-        ):
+        if not processes.is_named(pid, _CONTROL):
+            return None
+        # Who started it: a setuid program runs as root under any name.
+        start, owner = processes.start_of(pid), processes.real_uid_of(pid)
+        if start is None or owner is None or uid not in (None, owner):
             return None
         place = _place(self.folder, processes.environment(pid, _OUR_ENVIRONMENT).get(_PIPE, ""))
         if place is None or place[1] != owner:
@@ -157,18 +155,20 @@ class MpsService:
     def ask(self, uuid: str, uid: int, *commands: str, timeout_s: Optional[float] = None) -> Optional[str]:
         """What the daemon answers to these commands; None when it does not answer in time.
 
-        The daemon is the user's own process and may say anything, at any length: a little is read.
+        The daemon is the user's own process and may say anything, at any length: a little is read. So is the
+        command that talks to it, which the user may be able to attach to.
         """
         try:
-            client = subprocess.Popen(
-                [self.control],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=self._environment(uuid, uid),
-                cwd="/",
-                **_as_user(uid),
-            )
+            with ordinary_priority():
+                client = subprocess.Popen(
+                    [self.control],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env=self._environment(uuid, uid),
+                    cwd="/",
+                    **_as_user(uid),
+                )
         except OSError:
             return None
         try:
@@ -216,18 +216,19 @@ class MpsService:
         try:
             make_home(pipe.parent, uid, self.tmpfs_mib)
             # Either way this command itself ends at once; the daemon stays.
-            done = subprocess.run(
-                self._launcher(uuid, uid),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=self._environment(uuid, uid),
-                cwd="/",
-                start_new_session=True,
-                timeout=self.start_timeout_s,
-                check=False,
-                **({} if _has_systemd() else _as_user(uid)),
-            )
+            with ordinary_priority():
+                done = subprocess.run(
+                    self._launcher(uuid, uid),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=self._environment(uuid, uid),
+                    cwd="/",
+                    start_new_session=True,
+                    timeout=self.start_timeout_s,
+                    check=False,
+                    **({} if _has_systemd() else _as_user(uid)),
+                )
         except (OSError, subprocess.TimeoutExpired) as error:
             self._clear(uuid, uid)
             raise MpsError(f"cannot start {self.control}: {error}") from None

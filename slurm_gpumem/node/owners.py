@@ -12,8 +12,7 @@ from slurm_gpumem.node.jobs import NodeJob
 
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _USERS_OWN = re.compile(r"/user\.slice/|/user@[0-9]+\.service")
-STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
-"""The title of the process that runs a step of a job."""
+_STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 _GENERATIONS = 64
 _MPS_SERVER = "nvidia-cuda-mps-server"
 _CLOCK_GRAIN_S = 0.02
@@ -51,13 +50,22 @@ def _jobs_in(text: str, sluids: Mapping[str, int]) -> Iterator[Tuple[int, str]]:
                 break
 
 
+def job_of_step(pid: int) -> Optional[int]:
+    """The job that this slurmstepd runs a step of; None for another process.
+
+    Anybody can take its title, and a program like su then runs as root: so root (or we) must have started it.
+    """
+    match = _STEPD.match(processes.command_line(pid))
+    return int(match[1]) if match and processes.real_uid_of(pid) in (0, os.geteuid()) else None
+
+
 def step_daemons(jobs: Container[int]) -> Dict[int, List[int]]:
     """The slurmstepds of these jobs; TimeoutError when the search takes too long."""
     found: Dict[int, List[int]] = {}
     for pid in processes.named("slurmstepd", os.geteuid()):
-        match = STEPD.match(processes.command_line(pid))
-        if match and int(match[1]) in jobs:
-            found.setdefault(int(match[1]), []).append(pid)
+        job = job_of_step(pid)
+        if job is not None and job in jobs:
+            found.setdefault(job, []).append(pid)
     return found
 
 
@@ -114,18 +122,14 @@ def _from_cgroup(pid: int, sluids: Mapping[str, int]) -> Optional[int]:
 
 
 def _from_ancestors(pid: int, uids: Mapping[int, int]) -> Optional[int]:
-    """The slurmstepd above it; anybody can take that name, so it must be root's (or ours, without root).
-
-    A program like su runs as root under any name its caller gives it: so the job must also be the user's.
-    """
+    """By the slurmstepd above it, whose job must also be the user's."""
     parent: Optional[int] = pid
     for _ in range(_GENERATIONS):
         parent = None if parent is None else processes.parent_of(parent)
         if not parent or parent == 1:
             return None
-        match = STEPD.match(processes.command_line(parent))
-        if match and processes.uid_of(parent) in (0, os.geteuid()):
-            job = int(match[1])
+        job = job_of_step(parent)
+        if job is not None:
             return job if uids.get(job, processes.uid_of(pid)) == processes.uid_of(pid) else None
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import struct
 import time
@@ -18,6 +19,7 @@ _SEARCH_S = 3.0
 
 
 _AHEAD = -10
+_REAL_UID = re.compile(r"^Uid:\s+([0-9]+)", re.MULTILINE)
 _PIDFD_SEND_SIGNAL, _SI_QUEUE = 424, -1
 """The system call's number, the same on all architectures."""
 
@@ -30,7 +32,7 @@ def go_ahead_of_jobs() -> None:
 
 @contextlib.contextmanager
 def ordinary_priority() -> Iterator[None]:
-    """For what this thread starts meanwhile and leaves running: a user's daemon goes ahead of nobody."""
+    """For what this thread starts as a user: that goes ahead of nobody."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     if before >= 0:
         yield
@@ -74,7 +76,7 @@ def parent_of(pid: int) -> Optional[int]:
 
 
 def uid_of(pid: int) -> Optional[int]:
-    """Whose it is; root's own while it changes its identity."""
+    """Whose rights it has: root's own while it changes its identity, and of a setuid program."""
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -82,9 +84,9 @@ def uid_of(pid: int) -> Optional[int]:
 
 
 def real_uid_of(pid: int) -> Optional[int]:
-    """Whose it is, whatever program it runs and whatever it hides."""
-    line = next((line for line in status_text(pid).splitlines() if line.startswith("Uid:")), "")
-    return int(line.split()[1]) if line else None
+    """Who started it, under whatever name and with whatever rights."""
+    match = _REAL_UID.search(status_text(pid))
+    return int(match[1]) if match else None
 
 
 def runs(pid: int, path: Path) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional, Tuple
 
-from slurm_gpumem.files import locked, remove, remove_dead_drafts
+from slurm_gpumem.files import LockTimeoutError, locked, remove, remove_dead_drafts
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, record_name, write_job_record
 from slurm_gpumem.node import records
 from slurm_gpumem.node.jobs import RunFolder
@@ -44,8 +44,9 @@ class RecordStore:
                 write_job_record(self.spool, record)
 
     def close(self, record: JobRecord, timeout_s: float) -> None:
-        """Close it in /run, from where `flush` takes it to the spool; or in the spool when /run is full."""
+        """Close it in /run, from where `flush` takes it to the spool; or there, where /run takes nothing."""
         try:
+            self.folder.make()
             self.folder.ended.mkdir(mode=0o700, exist_ok=True)
             if not _is_closed(self.folder.ended, record):
                 write_job_record(self.folder.ended, record)
@@ -63,6 +64,11 @@ class RecordStore:
         places = (self.folder.ended, self.spool)
         found = (records.find_record(place, job_id, restarts, self.node) for place in places)
         return next((record.end for record in found if record is not None and record.end is not None), None)
+
+    def opened(self, job_id: int, restarts: int) -> Optional[JobRecord]:
+        """The run's record in the spool, if nobody has closed it."""
+        found = records.find_record(self.spool, job_id, restarts, self.node)
+        return found if found is not None and found.end is None else None
 
     def unsettled(self) -> List[Tuple[int, int]]:
         """(job, restarts) of the closed records in the spool that want Slurm's word on their end."""
@@ -134,7 +140,14 @@ class RecordStore:
 
     @contextlib.contextmanager
     def _lock(self, timeout_s: float) -> Iterator[None]:
-        with locked(self.folder.records_lock, timeout_s):
+        with contextlib.ExitStack() as held:
+            try:
+                self.folder.make()
+                held.enter_context(locked(self.folder.records_lock, timeout_s))
+            except LockTimeoutError:
+                raise
+            except OSError:
+                pass  # the run folder is read-only or not ours: nobody has this lock; the spool may be fine
             yield
 
     def _flush(self, name: str) -> None:

@@ -1,8 +1,8 @@
 """Who is kept off the MPS server that all users share: jobs and users that a fault there has hit before.
 
 A fault takes down all clients of a server, and neither MPS nor the driver says whose it was: the server's log
-and the kernel name the client that came first. So everybody it hit is a suspect. A job that comes back then
-gets its own user's server: if it was hit by another, it now runs; if the fault was its own, it faults alone.
+and the kernel name the client that came first. So everybody it hit is a suspect. A job that is run again gets
+time slices then, without MPS: if it was hit by another, it now runs; if the fault was its own, that is seen.
 So do all jobs of a user with a second fault within a day, or with one alone at the shared server.
 Only the sampler writes here, from the driver's errors and the processes that it saw vanish.
 """
@@ -32,7 +32,7 @@ def note_fault(folder: RunFolder, uid: int, at: float, *, alone: bool) -> None:
 
 def why_kept_apart(folder: RunFolder, job: NodeJob) -> str:
     """Why a job must not be at the shared server; empty when it may."""
-    # Its owner could have written that: it leads to a server of the owner's own, from which nobody gains.
+    # Its owner could have written that, or left MPS: the sampler holds the job to its shards either way.
     if job.claimed.why == NEIGHBOUR:
         return "a fault ended its last run at the shared MPS server"
     now = time.time()

@@ -78,8 +78,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "no-shared-mps": Fault(
         Severity.WARNING,
-        "each user's jobs get an MPS server of their own: users take turns on a GPU",
-        'a newer driver, or node.mps = "per-user", which is what happens',
+        "jobs run in time slices, without MPS and its memory limits",
+        'a newer driver, or node.mps = "per-user"',
     ),
     "no-end-library": Fault(
         Severity.WARNING,

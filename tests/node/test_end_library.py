@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import List
+from typing import Iterator, List
 
 import pytest
 
@@ -126,6 +126,45 @@ def test_a_forked_child_ends_at_once_and_asks_nobody(library: Path, asked: Asked
     code += "os.kill(child, signal.SIGTERM); print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     assert _rest(_started(library, code, asked.path)) == "-15\n"
     assert asked.pids == []
+
+
+@pytest.fixture
+def deaf(tmp_path: Path) -> Iterator[socket.socket]:
+    """A socket in the sampler's place that answers nobody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(tmp_path / "end.sock"))
+        listener.listen()
+        yield listener
+
+
+FAILS = {
+    "a write": (signal.SIGPIPE, "os.write(hole[1], b'x')"),
+    "a write of another thread": (
+        signal.SIGPIPE,
+        "threading.Thread(target=os.write, args=(hole[1], b'x'), daemon=True).start()\n"
+        "    while not os.path.exists(sys.argv[1] + '.go'): time.sleep(0.01)",
+    ),
+    "an instruction": (signal.SIGSEGV, "ctypes.string_at(0)"),
+}
+
+
+@pytest.mark.parametrize("what", FAILS)
+def test_what_fails_neither_goes_on_nor_waits_as_long_for_an_answer_as_what_is_told_to_end(
+    library: Path, deaf: socket.socket, what: str
+) -> None:
+    (number, fails), path = FAILS[what], Path(deaf.getsockname())
+    told = _started(library, LOAD + READY, path)
+    told.send_signal(signal.SIGTERM)
+    channels = [deaf.accept()]
+    before = "import threading; signal.signal(signal.SIGPIPE, signal.SIG_DFL); "
+    then = f"hole = os.pipe(); os.close(hole[0]); print('ready', flush=True)\ntry:\n    {fails}\n"
+    failed = _started(library, f"{before}{LOAD}{then}except OSError: print('goes on', flush=True)", path)
+    channels.append(deaf.accept())
+    library.with_name(library.name + ".go").touch()
+    assert (_rest(failed), failed.returncode) == ("", -number)
+    assert told.poll() is None
+    told.kill()
+    told.wait()
 
 
 def test_without_a_sampler_a_process_ends_as_it_would(library: Path, tmp_path: Path) -> None:

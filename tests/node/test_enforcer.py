@@ -13,6 +13,7 @@ from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.ends import EndServer, Exits
 from slurm_gpumem.node.limit_variable import LIMIT_VARIABLE, holds_limit
+from slurm_gpumem.node.mps import MpsService
 from tests.node.conftest import OTHER_USER, USER, needs_root
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until
@@ -302,3 +303,28 @@ def test_a_process_of_nobodys_job_is_answered_and_nothing_is_ended(
 ) -> None:
     _ask(asking, uid, job)
     assert asking.told() == ""
+
+
+@needs_root
+def test_one_users_requests_at_a_stopped_daemon_keep_no_other_user_waiting(
+    asking: Fenced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MpsService, "quit_timeout_s", 600.0)
+    control = Path(asking.desk.config.mps_control)
+    control.write_text(
+        control.read_text().replace("while", f'[ "$(id -u)" = {USER} ] && exec sleep 60\nwhile')
+    )
+    asking.desk.job(2, mode="mps", uid=OTHER_USER)
+    code = "import socket, sys, time; kind = socket.AF_UNIX, socket.SOCK_SEQPACKET; "
+    code += "kept = [socket.socket(*kind) for _ in range(250)]; [one.connect(sys.argv[1]) for one in kept]; "
+    code += "print(); sys.stdout.flush(); time.sleep(600)"
+    flood = subprocess.Popen(
+        ["/usr/bin/python3", "-I", "-S", "-c", code, str(asking.desk.folder.end_socket)],
+        env={"SLURM_JOB_ID": "1"},
+        user=USER,
+        stdout=subprocess.PIPE,
+    )
+    asking.desk.processes.append(flood)
+    assert flood.stdout is not None
+    assert flood.stdout.readline()
+    assert asking.ended(_ask(asking, OTHER_USER, "2"))

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.mps import MpsError, MpsService
-from tests.node.conftest import OTHER_USER, USER, Node, left_of_daemons, needs_root
+from tests.node.conftest import MPS_STANDIN, OTHER_USER, USER, Node, left_of_daemons, needs_root
 from tests.support.waiting import until
 
 pytestmark = needs_root
@@ -93,6 +97,17 @@ def test_a_daemon_that_talks_nonsense_costs_little_and_is_not_believed(node: Nod
     assert service.ask(node.gpus[0].uuid, USER, "get_server_list") is None
 
 
+def test_what_talks_to_a_users_daemon_as_that_user_goes_ahead_of_nobody(node: Node) -> None:
+    Path(node.config.mps_control).write_text("#!/bin/sh\nnice\nid -u\n")
+
+    def ask() -> Optional[str]:
+        processes.go_ahead_of_jobs()
+        return node.mps.ask(node.gpus[0].uuid, USER, "get_server_list")
+
+    with ThreadPoolExecutor(1) as sampler:
+        assert sampler.submit(ask).result() == f"0\n{USER}"
+
+
 def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(node: Node) -> None:
     broken = node.root / "bin" / "broken"
     broken.write_text("#!/bin/sh\nexit 3\n")
@@ -120,21 +135,21 @@ def test_links_that_a_user_puts_into_the_pipe_folder_lead_nowhere(node: Node) ->
     assert (victim / "file").read_text() == "keep"
 
 
-def test_a_process_that_only_borrows_the_name_is_not_taken_for_ours(node: Node, tmp_path: Path) -> None:
-    import subprocess
-
-    pipe = node.folder.pipe(node.gpus[0].uuid, OTHER_USER)
+@pytest.mark.parametrize(("uid", "place"), [(0, OTHER_USER), (USER, 0)], ids=["roots", "setuid"])
+def test_a_process_that_only_borrows_the_name_is_not_taken_for_ours(node: Node, uid: int, place: int) -> None:
+    program = node.root / "bin" / "fake" / MPS_STANDIN.name
+    program.parent.mkdir()
+    shutil.copy("/bin/dash", program)
+    program.chmod(0o4755)
     impostor = subprocess.Popen(
-        ["bash", "-c", "exec -a 'nvidia-cuda-mps-control -d' sleep 30"],
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
+        [program, "-p", "-c", "read line", "-d"],
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(node.folder.pipe(node.gpus[0].uuid, place))},
+        stdin=subprocess.PIPE,
+        user=uid,
     )
-    try:
-        # Root's process in user 1's folder: uid and place do not match.
-        until(lambda: b"sleep" in Path(f"/proc/{impostor.pid}/comm").read_bytes())
-        assert node.mps.daemons() == []
-    finally:
-        impostor.kill()
-        impostor.wait()
+    until(lambda: processes.is_named(impostor.pid, MPS_STANDIN.name) and processes.uid_of(impostor.pid) == 0)
+    assert node.mps.daemons() == []
+    impostor.communicate()
 
 
 def test_with_systemd_a_unit_of_its_own_is_asked_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

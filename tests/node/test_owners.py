@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Iterator
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.node.owners import Owners, job_in_cgroup
+from slurm_gpumem.node.owners import Owners, job_in_cgroup, step_daemons
+from slurm_gpumem.node.processes import uid_of
 from tests.node.conftest import USER, needs_root
 from tests.support.waiting import until
 
@@ -82,15 +84,21 @@ def test_a_root_process_by_that_name_gives_nobody_anothers_job(family: tuple[int
 
 
 @needs_root
-def test_a_users_process_that_calls_itself_slurmstepd_is_not_believed() -> None:
+@pytest.mark.parametrize("mode", [0o755, 0o4755], ids=["ordinary", "setuid"])
+def test_a_users_process_that_calls_itself_slurmstepd_is_not_believed(state_folder: Path, mode: int) -> None:
+    program = state_folder / "slurmstepd"
+    shutil.copy("/bin/dash", program)
+    program.chmod(mode)
     liar = subprocess.Popen(
-        ["bash", "-c", "exec -a 'slurmstepd: [77.batch]' bash -c 'sleep 60; :'"],
+        ["slurmstepd: [7177.batch]", "-p", "-c", "sleep 60; :"],
+        executable=program,
         start_new_session=True,
         user=USER,
         group=USER,
     )
     child = until(lambda: _child(liar.pid))
-    assert Owners().job_of(child, {}, {}) is None
+    assert uid_of(liar.pid) == (0 if mode & 0o4000 else USER)
+    assert (Owners().job_of(child, {}, {}), step_daemons({7177})) == (None, {})
     os.killpg(liar.pid, 9)
     liar.wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -140,6 +141,55 @@ def test_a_run_that_is_finished_late_takes_nothing_of_the_next_one_away(quiet: N
     assert here.restarts == 1
     assert quiet.folder.task_file(7).exists()
     assert (record_of(quiet, 0).exit_code, record_of(quiet, 1).end) == (1, None)
+
+
+@needs_root
+def test_a_run_that_nobody_served_in_time_lasts_from_its_prologs_request_to_its_epilogs(quiet: Node) -> None:
+    at = time.time() - 100
+    late = Request(quiet.folder.inbox / "prolog.7.1.late", "prolog", 7, run_env(quiet, 0), at, None)
+    for run, late_at in enumerate([at + 60, None]):
+        env = run_env(quiet, run, "3:0")
+        hook.note_late(quiet.folder, quiet.config, late._replace(env=env))
+        hook.epilog(quiet.folder, quiet.config, env, late_at)
+        hook.to_spool(quiet.folder, quiet.config, env)
+    first, second = record_of(quiet, 0), record_of(quiet, 1)
+    assert (first.start, first.end, second.start) == (int(at), round(at + 60, 3), int(at))
+    assert second.end is not None
+    assert second.end >= at + 100
+
+
+@needs_root
+@pytest.mark.parametrize("when", ["from its start on", "later"])
+@pytest.mark.parametrize("how", ["gone", "read-only"])
+def test_a_run_that_the_run_folder_lost_is_closed_from_its_open_record(
+    quiet: Node, how: str, when: str
+) -> None:
+    run, env = quiet.folder.root, run_env(quiet, 0, "3:0", SAW_OOM.format(run=0))
+
+    def lose() -> None:
+        shutil.rmtree(run)
+        run.write_text("") if how == "gone" else run.mkdir()
+        if how == "read-only":
+            subprocess.run(["mount", "--bind", run, run], check=True)
+            subprocess.run(["mount", "-o", "remount,ro,bind", run], check=True)
+
+    def hooked(name: str) -> None:
+        assert quiet.hook(name, env).returncode == 0
+
+    try:
+        if when != "later":
+            lose()
+        hooked("prolog")
+        opened: JobRecord = until(lambda: records.find_record(quiet.config.spool, 7, 0, "n1"))
+        if when == "later":
+            lose()
+        hooked("epilog")
+        record: JobRecord = until(lambda: (found := record_of(quiet, 0)).end is not None and found)
+    finally:
+        subprocess.run(["umount", run], check=how == "read-only")
+    assert (record.start, record.exit_code, record.verdict) == (opened.start, 3, "oom")
+    assert f"{run} had lost this run when it ended: what was measured last is missing" in record.notes
+    assert any("it could not be noted" in note for note in record.notes) == (when != "later")
 
 
 @needs_root

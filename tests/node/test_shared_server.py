@@ -183,15 +183,13 @@ def test_a_user_can_neither_remove_fill_list_nor_read_what_the_shared_daemon_has
     assert shared.mps.ask(shared.gpus[0].uuid, SHARED_UID, "get_server_list") is not None
 
 
-def test_a_driver_without_the_option_gives_each_user_a_server_and_says_so(shared: Node) -> None:
+def test_a_driver_without_the_option_gives_jobs_time_slices_and_says_so(shared: Node) -> None:
     program = Path(shared.config.mps_control)
     program.write_text(program.read_text().replace("-M,--multiuser-server", ""))
     shared.hook("prolog", shared.env(7))
-    assert [daemon.uid for daemon in shared.mps.daemons()] == [USER]
-    job = jobs.get(shared.folder, 7)
-    assert job is not None
-    assert job.mode == "mps"
-    assert "has no -multiuser-server: its own user's MPS server instead of a shared one" in shared.log()
+    assert shared.mps.daemons() == []
+    assert jobs.get(shared.folder, 7).mode == "timeslice"  # type: ignore[union-attr]
+    assert "has no -multiuser-server: time slices, without MPS" in shared.log()
 
 
 def test_a_partition_may_share_a_server_where_others_do_not(node: Node) -> None:
@@ -242,11 +240,13 @@ def test_a_neighbour_at_the_shared_server_learns_of_it_from_roots_note_alone(des
     assert jobs_hit_too(desk.folder, desk.config, 1, USER, wait_s=1.0) == [2]
 
 
-def test_a_job_that_comes_back_after_such_a_fault_gets_its_own_users_server(shared: Node) -> None:
+def test_a_job_that_is_run_again_after_such_a_fault_gets_time_slices_and_no_daemon(shared: Node) -> None:
     comment = "gpumem/1:est=7000,req=8192,again=1,why=neighbour"
     shared.hook("prolog", shared.env(7, comment=comment))
-    assert [daemon.uid for daemon in shared.mps.daemons()] == [USER]
-    assert "a fault ended its last run at the shared MPS server" in shared.log()
+    assert shared.mps.daemons() == []
+    assert not [key for key in exports(shared, 7, USER) if "MPS" in key]
+    assert jobs.get(shared.folder, 7).mode == "timeslice"  # type: ignore[union-attr]
+    assert "a fault ended its last run at the shared MPS server: time slices, without MPS" in shared.log()
 
 
 def test_a_user_with_a_second_fault_within_a_day_is_kept_off_the_shared_server(desk: Desk) -> None:
