@@ -17,7 +17,7 @@ import time
 from types import FrameType
 from typing import Any, Dict, Optional, Set
 
-from slurm_gpumem.tracing.blame import is_users
+from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script import counters, loops, stages, trainers
 from slurm_gpumem.tracing.script.pace import Pace
 from slurm_gpumem.tracing.script.rounds import Rounds
