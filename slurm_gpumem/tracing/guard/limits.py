@@ -39,10 +39,8 @@ class Limits:
     """At once."""
     cpus: Optional[int] = None
     """That it may use; None: all."""
-    of_user: Optional[int] = None
-    """Traces of this user at once on this machine ..."""
-    of_machine: Optional[int] = None
-    """... and of all users; None: as many as there are."""
+    at_once: Optional[int] = None
+    """Traces on this machine at once, for which others wait (`Slot`); None: it does not wait."""
 
     @property
     def scratch_mib(self) -> int:

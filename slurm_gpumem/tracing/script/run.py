@@ -25,6 +25,7 @@ from slurm_gpumem.tracing.guard.limits import Limits as Limits
 from slurm_gpumem.tracing.guard.limits import bound, end, exceeded
 from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
+from slurm_gpumem.tracing.guard.slots import AS_FREE as AS_FREE
 from slurm_gpumem.tracing.guard.slots import Slot
 from slurm_gpumem.tracing.host_memory import most_of_free_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
@@ -79,6 +80,8 @@ class TracedScript:
 class State:
     """What is known of the running command."""
 
+    place: int = 0
+    """Among those that wait for their turn; 0: it has begun."""
     at: str = ""
     torch_processes: int = 0
     training: bool = False
@@ -124,20 +127,22 @@ def trace_command(
     `left`: a folder of the caller's that is removed should the caller be killed.
     """
     started = time.monotonic()
-    slot = Slot(limits.of_user, limits.of_machine)
-    waiting = State(at="waiting for another trace")
-    why = slot.take(lambda: progress(waiting, time.monotonic() - started))
-    if why:
-        raise TargetError(f"{name or shlex.join(command)}: not traced, {why}. Try again when one has ended.")
+    slot = Slot(limits.at_once, limits.cpus) if limits.at_once is not None else None
     try:
-        asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress, slot.number, left)
+        if slot is not None:
+            slot.take(lambda place: progress(State(place=place), time.monotonic() - started))
+        started = time.monotonic()
+        asked = _Asked(
+            command, limits, gpu, extra_path, environment, folder, progress, slot.number if slot else 0, left
+        )
         state, traced = _once(asked, truth=True)
         if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
             # A value that nobody knows was taken to be true, and the script did not like it.
             again, traced = _once(asked, truth=False)
             state = again if traced is not None else state
     finally:
-        slot.give_back()
+        if slot is not None:
+            slot.give_back()
     if state.not_estimated:
         raise NotEstimatedError(state.not_estimated, name or shlex.join(command))
     if traced is None:
