@@ -142,9 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--onward",
         type=seconds,
-        default=Limits.onward_s,
         metavar="S",
-        help=f"seconds after the first steps to come to the script's end (default: {Limits.onward_s:g})",
+        help="seconds from the first steps to the script's end (default: 60, or half of a longer limit)",
     )
     parser.add_argument("--memory-limit", metavar="SIZE", help="host memory of all its processes, like 16G")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")

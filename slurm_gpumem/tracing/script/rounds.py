@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from slurm_gpumem.tracing import own_code
 from slurm_gpumem.tracing.own_code import is_users
-from slurm_gpumem.tracing.script import counters, loops
+from slurm_gpumem.tracing.script import counters, hints, loops
 from slurm_gpumem.tracing.script.running import FEW, Running
 
 _PLAIN = (list, tuple, dict, set, str, range)
@@ -132,8 +132,7 @@ class Rounds:
             self._shortened.add(where)
             self._tracer.note(
                 f"the loop at {os.path.basename(loop.path)}, line {loop.node.lineno}, does something else in "
-                "more of its rounds than there was time for: only some of these were run. Allow more with "
-                "--time-limit and --onward"
+                f"more of its rounds than there was time for: only some of these were run. {hints.LONGER}"
             )
 
     def _note_an_early_end(self, running: Running) -> None:

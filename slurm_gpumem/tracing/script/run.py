@@ -30,7 +30,7 @@ from slurm_gpumem.tracing.guard.slots import Slot
 from slurm_gpumem.tracing.host_memory import most_of_free_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.hints import ENDLESS
-from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes
+from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, nothing_on_gpu
 from slurm_gpumem.tracing.script.report_folder import (
     CHANGED,
     PRIVATE,
@@ -147,6 +147,8 @@ def trace_command(
         raise NotEstimatedError(state.not_estimated, name or shlex.join(command))
     if traced is None:
         raise TargetError(explain(name or shlex.join(command), state, limits.seconds, advice))
+    if state.done is not None and state.done.get("on_gpu") is False:
+        raise TargetError(nothing_on_gpu(name or shlex.join(command)))
     of_inference = inference_notes(state.done or {})
     return replace(
         traced,
@@ -324,7 +326,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
             "GPUMEM_TRACE_INJECTED": injected,
             "GPUMEM_TRACE_GPU": asked.gpu.to_json(),
             "GPUMEM_TRACE_DEADLINE": str(time.monotonic() + asked.limits.seconds - _FINISH_S),
-            "GPUMEM_TRACE_ONWARD": str(asked.limits.onward_s),
+            "GPUMEM_TRACE_ONWARD": str(asked.limits.onward),
             "PYTHONPATH": f"{injected}{os.pathsep}{path}" if path else injected,
             "PATH": os.pathsep.join([*asked.extra_path, env.get("PATH", os.defpath)]),
             "CUDA_VISIBLE_DEVICES": "",
