@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from slurm_gpumem.tracing.blame import is_users
+from slurm_gpumem.tracing.own_code import is_users
 
 _GIB = 1 << 30
 

@@ -208,13 +208,13 @@ def _go(raw: RawInput) -> int:
 
 def _traced(asked: Submission, switches: Switches) -> AfterTrace:
     """Trace the script first; what is asked then has a model."""
-    from slurm_gpumem.report.script_trace import progress_text, trace_lines
+    from slurm_gpumem.report.script_trace import shown_on, trace_lines
     from slurm_gpumem.submission.job_trace.before_submission import with_trace
     from slurm_gpumem.terminal.progress import StatusLine
 
     try:
         with StatusLine() as line:
-            after = with_trace(asked, lambda state, now: line(progress_text(state, now)))
+            after = with_trace(asked, shown_on(line))
     except KeyboardInterrupt:
         say("interrupted while it was traced: nothing was submitted")
         raise

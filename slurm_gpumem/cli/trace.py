@@ -18,7 +18,7 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.named_files import check_target, save
-from slurm_gpumem.report.script_trace import progress_text, rank_notes, trace_lines
+from slurm_gpumem.report.script_trace import rank_notes, shown_on, trace_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.submission.job_trace.batch_script import facts_of
 from slurm_gpumem.submission.job_trace.stubs import install_pythons
@@ -28,7 +28,7 @@ from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
-from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from slurm_gpumem.tracing.script.run import AS_FREE, Limits, TracedScript, trace_command
 from slurm_gpumem.units import parse_mib
 
 SCHEMA = "gpumem-trace/1"
@@ -48,8 +48,7 @@ def main(argv: List[str]) -> int:
         seconds=args.time_limit,
         onward_s=args.onward,
         memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None,
-        of_user=config.trace.at_once_per_user,
-        of_machine=config.trace.at_once,
+        at_once=config.trace.at_once or AS_FREE,
     )
     with StatusLine() as line, tempfile.TemporaryDirectory(prefix="gpumem-command-") as folder:
         traced = trace_command(
@@ -58,7 +57,7 @@ def main(argv: List[str]) -> int:
             gpu=facts_of(gpu, args.gpus),
             # A shell script may set PYTHONPATH again, by which its Python is traced.
             environment=install_pythons(Path(folder), dict(os.environ)),
-            progress=lambda state, now: line(progress_text(state, now)),
+            progress=shown_on(line),
             left=folder,
         )
     # Parsed like any other file: the process ran untrusted code, so its output is checked.
@@ -143,9 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--onward",
         type=seconds,
-        default=Limits.onward_s,
         metavar="S",
-        help=f"seconds after the first steps to come to the script's end (default: {Limits.onward_s:g})",
+        help="seconds from the first steps to the script's end (default: 60, or half of a longer limit)",
     )
     parser.add_argument("--memory-limit", metavar="SIZE", help="host memory of all its processes, like 16G")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")

@@ -77,8 +77,7 @@ class TraceSettings(NamedTuple):
     time_limit_s: float = TRACE.default("time_limit_s")
     memory_mib: int = TRACE.default("memory_mib")
     cpus: int = TRACE.default("cpus")
-    at_once: int = TRACE.default("at_once")
-    at_once_per_user: int = TRACE.default("at_once_per_user")
+    at_once: Optional[int] = TRACE.default("at_once")
     unfinished: str = TRACE.default("unfinished")
     partition: Optional[str] = TRACE.default("partition")
 

@@ -162,8 +162,12 @@ TRACE = Section(
         Key("time_limit_s", SECONDS, 120, "for one trace; a job may ask for less or more (trace-limit)"),
         Key("memory_mib", AT_LEAST_ONE, 16384, "host memory that a traced script may take"),
         Key("cpus", AT_LEAST_ONE, 2, "CPUs that it may use"),
-        Key("at_once", AT_LEAST_ONE, 8, "traces that run at once on a login node, on different CPUs"),
-        Key("at_once_per_user", AT_LEAST_ONE, 2, "of them, those of one user"),
+        Key(
+            "at_once",
+            AT_LEAST_ONE,
+            None,
+            "traces that run at once on a login node, others queue; unset: as many as it has free CPUs for",
+        ),
         Key(
             "unfinished",
             one_of("margin", "whole-gpu", "ask"),

@@ -14,7 +14,14 @@ _MOST_FILES = 5000
 
 def begin():
     """At the start of Python."""
-    files_read = sys.gpumem_files_read = _FilesRead()
+    folder = os.path.join(os.environ["GPUMEM_TRACE_PACKAGE"], "slurm_gpumem", "tracing")
+    spec = importlib.util.spec_from_file_location(
+        "slurm_gpumem.tracing.own_code", os.path.join(folder, "own_code.py")
+    )
+    own_code = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(own_code)
+    own_code.begin()
+    files_read = sys.gpumem_files_read = _FilesRead(own_code.package_folders)
     sys.addaudithook(files_read.hear)
     atexit.register(files_read.write)
 
@@ -45,7 +52,8 @@ def install(torch):
 class _FilesRead:
     """Which files this process reads: a later trace is not needed while they are the same."""
 
-    def __init__(self):
+    def __init__(self, package_folders):
+        self.package_folders = package_folders
         self.opened = set()
 
     def hear(self, event, args):
@@ -59,7 +67,7 @@ class _FilesRead:
 
         installed = {
             path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")
-        }
+        }.union(self.package_folders())
         modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
         found = {os.path.abspath(path) for path in modules if type(path) is str} | self.opened
         ours = os.path.join(os.environ["GPUMEM_TRACE_PACKAGE"], "slurm_gpumem")

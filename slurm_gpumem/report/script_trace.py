@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Any, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.terminal.progress import StatusLine
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import clipped, count
 from slurm_gpumem.units import MIB, ceil_div
 
@@ -83,8 +85,28 @@ def _changed_text(changed: Sequence[str], private: Any) -> str:
     return f"your files are unchanged: {count(len(changed), 'file')} went to a private copy ({names}{more})"
 
 
-def progress_text(state: Any, seconds: float) -> str:
+def shown_on(line: StatusLine) -> Callable[[Any, float], None]:
+    """Shows how far a trace is; in a pipe or a log, once, that it waits."""
+    said = False
+
+    def show(state: Any, seconds: float) -> None:
+        nonlocal said
+        line(_progress_text(state, seconds))
+        if state.place and not line.on and not said:
+            said = True
+            say(f"{_waiting_text(state)} (trace.at_once in gpumem.toml)")
+
+    return show
+
+
+def _waiting_text(state: Any) -> str:
+    return f"waiting for other traces on this machine, place {state.place} of yours in the queue"
+
+
+def _progress_text(state: Any, seconds: float) -> str:
     """One line while it runs."""
+    if state.place:
+        return clipped(f"{_waiting_text(state)}, {seconds:.0f} s", _WIDTH)
     if state.training:
         return f"tracing: {count(state.cycles, 'step')}, {seconds:.0f} s"
     return clipped(f"tracing: {state.at or 'starting'}, {seconds:.0f} s", _WIDTH)

@@ -8,23 +8,13 @@ import sysconfig
 import traceback
 from typing import Sequence, Tuple
 
+from slurm_gpumem.tracing.own_code import is_users
+
 _MAX = 240
 _PASSED_ON = ("__torch_function__", "__torch_dispatch__", "call")
 """Our functions that every operator of a model passes through."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARIES = tuple(
-    {path + os.sep for path in sysconfig.get_paths().values() if path and "site-packages" in path}
-)
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
-
-
-def is_users(path: str) -> bool:
-    """Whether a file is the user's own: not ours, not a library's, not Python's."""
-    return (
-        bool(path)
-        and not path.startswith((_OURS, *_LIBRARIES, _STANDARD, "<"))
-        and "site-packages" not in path
-    )
 
 
 def user_line(error: BaseException) -> str:

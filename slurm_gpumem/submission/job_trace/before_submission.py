@@ -23,7 +23,7 @@ from slurm_gpumem.submission.sharded_jobs import why_not_estimated
 from slurm_gpumem.submission.submission import Submission
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.text import count
-from slurm_gpumem.tracing.script.run import Limits
+from slurm_gpumem.tracing.script.run import AS_FREE, Limits
 
 _MOST_TASKS = 64
 
@@ -183,8 +183,7 @@ def _limits(asked: Submission, *, in_job: bool) -> Limits:
         seconds=asked.settings.trace_limit_s or site.time_limit_s,
         memory_mib=site.memory_mib,
         cpus=site.cpus,
-        of_user=None if in_job else site.at_once_per_user,
-        of_machine=None if in_job else site.at_once,
+        at_once=None if in_job else site.at_once or AS_FREE,
     )
 
 

@@ -31,18 +31,22 @@ class Limits:
     """How long and how large the command may run."""
 
     seconds: float = 120.0
-    onward_s: float = 60.0
-    """How long it goes on after its first steps, until it comes to its end by itself."""
+    onward_s: Optional[float] = None
+    """How long it goes on after its first steps, until it comes to its end by itself; None: a minute, or half
+    of a longer time."""
     memory_mib: Optional[int] = None
     """Of host memory, all its processes together; None: most of what is free."""
     processes: int = 512
     """At once."""
     cpus: Optional[int] = None
     """That it may use; None: all."""
-    of_user: Optional[int] = None
-    """Traces of this user at once on this machine ..."""
-    of_machine: Optional[int] = None
-    """... and of all users; None: as many as there are."""
+    at_once: Optional[int] = None
+    """Traces on this machine at once, for which others wait (`Slot`); None: it does not wait."""
+
+    @property
+    def onward(self) -> float:
+        """Seconds after its first steps."""
+        return max(60.0, self.seconds / 2) if self.onward_s is None else self.onward_s
 
     @property
     def scratch_mib(self) -> int:

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any, Dict, List, Mapping, Tuple
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.blame import is_users
 from slurm_gpumem.tracing.model import outline
 from slurm_gpumem.tracing.model.spec import FILE, Target
+from slurm_gpumem.tracing.own_code import is_users
 
 
 def find_callable(target: Target) -> Tuple[Any, str]:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from slurm_gpumem.tracing.blame import is_users
+from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script.model_state import tensors_in
 
 _MOST_S = 2.0

@@ -5,19 +5,20 @@ something else. An evaluation gets all batches where they take little of the tim
 it collects is then as long as its labels. What counts batches gets their true number: `enumerate` (`rounds`),
 `step += 1` in the loop (`counters`), a library's trainer (`trainers`).
 
-A script that asks for batches one by one, `next(batches)`, gets them unless it knows what to do at the end of
-an epoch: with a sampler that never ends it does not, and it counts its steps itself.
+A script that asks for batches one by one, `next(batches)`, also of a generator, gets them unless it knows
+what to do at the end of an epoch: with a sampler that never ends it does not, and it counts its steps itself.
 """
 
 from __future__ import annotations
 
+import inspect
 import opcode
 import sys
 import time
 from types import FrameType
 from typing import Any, Dict, Optional, Set
 
-from slurm_gpumem.tracing.blame import is_users
+from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script import counters, loops, stages, trainers
 from slurm_gpumem.tracing.script.pace import Pace
 from slurm_gpumem.tracing.script.rounds import Rounds
@@ -173,7 +174,12 @@ def _leave_out(loader: Any, batches: int) -> bool:
 
 
 def _may_end(asking: Optional[FrameType]) -> bool:
-    """Whether the code that asks for a batch loops over them, or somebody near it knows how an epoch ends."""
+    """Whether the code that asks for a batch loops over them, or somebody near it knows how an epoch ends.
+
+    What stands between as a generator hands on that there are no more: who asks it has to know.
+    """
+    while asking is not None and asking.f_code.co_flags & inspect.CO_GENERATOR:
+        asking = asking.f_back
     if asking is not None and asking.f_code.co_code[asking.f_lasti] in _LOOPS:
         return True
     for _ in range(_CALLERS):

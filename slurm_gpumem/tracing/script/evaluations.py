@@ -10,6 +10,8 @@ from types import FrameType
 from typing import Iterator, List, Optional, Set, Tuple, Union
 
 from slurm_gpumem.tracing.loops_of_code import parsed
+from slurm_gpumem.tracing.own_code import is_users
+from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 
 _WITHOUT_GRADIENTS = {"no_grad", "inference_mode"}
 _TRAINS = {"backward", "step"}
@@ -41,8 +43,7 @@ def not_reached(seen: Set[str]) -> List[str]:
                 where = f"{os.path.basename(path)}, line {line}, {name}"
                 return [
                     f"{where} evaluates the model, and the trace did not come there: if its batches are "
-                    "larger than those of training, the job may need more. Allow more with --time-limit "
-                    "and --onward, or let one run be measured: gpusbatch without --trace"
+                    f"larger than those of training, the job may need more. {LONGER}, or {MEASURED}"
                 ]
     return []
 
@@ -52,14 +53,12 @@ def _own_files() -> List[str]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     first = [os.path.abspath(main)] if isinstance(main, str) else []
     folders = {os.path.join(folder, "") for folder in (os.getcwd(), *map(os.path.dirname, first))}
-    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    not_theirs = tuple(os.path.join(folder, "") for folder in (os.path.dirname(os.__file__), ours))
     found = dict.fromkeys(first)
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
-        if isinstance(path, str) and path.endswith(".py") and "site-packages" not in path:
+        if isinstance(path, str) and path.endswith(".py"):
             path = os.path.abspath(path)
-            if path.startswith(tuple(folders)) and not path.startswith(not_theirs):
+            if path.startswith(tuple(folders)) and is_users(path):
                 found[path] = None
     return list(found)
 

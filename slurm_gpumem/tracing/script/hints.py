@@ -10,6 +10,8 @@ ENDLESS = "EndlessLoop"
 TOLD, PHASE = "told", "phase"
 """Kinds of failures that scripts of ours report: the words are the whole message, or what was going on."""
 
+LONGER = "Allow more with --time-limit (gpusbatch: --trace-limit)"
+MEASURED = "let one run be measured: gpusbatch without --trace"
 _MEASURE = "measure a run instead, submit it with a GPU of its own once"
 _OTHERWISE = f"Does it fail like this without the trace, too? Then fix that first; else {_MEASURE}."
 """Of causes that are not known."""

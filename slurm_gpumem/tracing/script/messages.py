@@ -82,6 +82,15 @@ def _failed(label: str, state: Any, when: str, text: str, kind: str) -> List[str
     return [f"{label}: {headline} {when}.", *text.split("\n"), refused or advice_on(kind, text)]
 
 
+def nothing_on_gpu(label: str) -> str:
+    """Of a command that came to training or forward passes, all of them on the CPU."""
+    return (
+        f"{label}: nothing was put on the GPU: its models and batches stay on the CPU.\n"
+        'Does it move them (.to("cuda")), or does an option choose the device? If it is to run on the CPU, '
+        "ask for no GPU."
+    )
+
+
 def inference_notes(facts: Dict[str, Any]) -> List[str]:
     """What a user should know of a trace without training; nothing of other traces."""
     if facts.get("kind") != INFERENCE:

@@ -1,11 +1,11 @@
 """Long training loops: every round while time allows, else those that may differ, each with its true number.
 
-`range` in the script's own modules, and that of tqdm's `trange`, gives ranges whose rounds are watched. Where
-optimizers step in them, training repeats itself, and the loop would not come to its end in its share of the
-time, rounds are left out: not those at which the loop's code does something else (`stages`), some that lie
-evenly between, and the last. What decides is what a loop does, not its code: loops of data sets and samplers,
-and those inside of models, have no steps and run as they are. A name in the modules' own dicts, rather than
-in `builtins`: libraries keep theirs, and real ranges can be pickled.
+`range` in the script's own code (`own_code`), and of tqdm's `trange`, gives ranges whose rounds are watched.
+Where optimizers step in them, training repeats itself, and the loop would not come to its end in its share of
+the time, rounds are left out: not those at which the loop's code does something else (`stages`), some that
+lie evenly between, and the last. What decides is what a loop does, not its code: loops of data sets and
+samplers, and those inside of models, have no steps and run as they are. Libraries keep Python's own names,
+and real ranges can be pickled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import builtins
 import copyreg
-import importlib.machinery
 import os
 import pkgutil
 import sys
@@ -21,36 +20,18 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-from slurm_gpumem.tracing.blame import is_users
-from slurm_gpumem.tracing.script import counters, loops
-from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing import own_code
+from slurm_gpumem.tracing.own_code import is_users
+from slurm_gpumem.tracing.script import counters, hints, loops
 from slurm_gpumem.tracing.script.running import FEW, Running
 
 _PLAIN = (list, tuple, dict, set, str, range)
-_OF_TQDM = ("tqdm.std", "tqdm.auto", "tqdm.asyncio")
 
 
 def install(tracer: Any) -> None:
-    """Give the script's modules their `range` and `enumerate`, those that are there and those that come."""
+    """Give the script's own code its `range` and `enumerate`."""
     rounds = tracer.rounds
-    names = {"range": rounds.range, "enumerate": kind_of_enumerate(rounds)}
-
-    def change(module: Any) -> None:
-        for name, ours in names.items():
-            vars(module).setdefault(name, ours)
-
-    for module in list(sys.modules.values()):
-        if is_users(getattr(module, "__file__", None) or ""):
-            change(module)
-    real: Any = importlib.machinery.SourceFileLoader.exec_module
-
-    def exec_module(self: Any, module: Any) -> None:
-        if is_users(self.path):
-            change(module)
-        real(self, module)
-
-    importlib.machinery.SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]
-    AfterImport({name: lambda module: vars(module).update(range=rounds.range) for name in _OF_TQDM}).install()
+    own_code.give(range=rounds.range, enumerate=kind_of_enumerate(rounds))
 
 
 class Rounds:
@@ -105,9 +86,10 @@ class Rounds:
         """The range, watched if a loop of the script may be over it."""
         if frame is None or len(values) <= 1:
             return values
-        if frame.f_globals.get("__name__") in _OF_TQDM:
+        if frame.f_globals.get("__name__") in own_code.OF_TQDM:
             return Watched(values, self)
-        known = frame.f_lineno in loops.lines_of_ranges(frame.f_code.co_filename)
+        path = frame.f_code.co_filename
+        known = is_users(path) and frame.f_lineno in loops.lines_of_ranges(path)
         return Watched(values, self) if known else values
 
     def run(self, values: range) -> Iterator[int]:
@@ -150,8 +132,7 @@ class Rounds:
             self._shortened.add(where)
             self._tracer.note(
                 f"the loop at {os.path.basename(loop.path)}, line {loop.node.lineno}, does something else in "
-                "more of its rounds than there was time for: only some of these were run. Allow more with "
-                "--time-limit and --onward"
+                f"more of its rounds than there was time for: only some of these were run. {hints.LONGER}"
             )
 
     def _note_an_early_end(self, running: Running) -> None:
@@ -261,7 +242,7 @@ class _Kind(type):
         return isinstance(value, cls.kinds)
 
 
-# They are in the dicts of modules, which scripts save as their settings: what is saved is Python's own.
+# A script may save them among its settings: what is saved is Python's own.
 copyreg.pickle(_Kind, lambda kind: (pkgutil.resolve_name, (f"builtins:{kind.__name__}",)))
 
 

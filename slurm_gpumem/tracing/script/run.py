@@ -25,11 +25,12 @@ from slurm_gpumem.tracing.guard.limits import Limits as Limits
 from slurm_gpumem.tracing.guard.limits import bound, end, exceeded
 from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
+from slurm_gpumem.tracing.guard.slots import AS_FREE as AS_FREE
 from slurm_gpumem.tracing.guard.slots import Slot
 from slurm_gpumem.tracing.host_memory import most_of_free_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.hints import ENDLESS
-from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes
+from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, nothing_on_gpu
 from slurm_gpumem.tracing.script.report_folder import (
     CHANGED,
     PRIVATE,
@@ -79,6 +80,8 @@ class TracedScript:
 class State:
     """What is known of the running command."""
 
+    place: int = 0
+    """Among those that wait for their turn; 0: it has begun."""
     at: str = ""
     torch_processes: int = 0
     training: bool = False
@@ -124,24 +127,28 @@ def trace_command(
     `left`: a folder of the caller's that is removed should the caller be killed.
     """
     started = time.monotonic()
-    slot = Slot(limits.of_user, limits.of_machine)
-    waiting = State(at="waiting for another trace")
-    why = slot.take(lambda: progress(waiting, time.monotonic() - started))
-    if why:
-        raise TargetError(f"{name or shlex.join(command)}: not traced, {why}. Try again when one has ended.")
+    slot = Slot(limits.at_once, limits.cpus) if limits.at_once is not None else None
     try:
-        asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress, slot.number, left)
+        if slot is not None:
+            slot.take(lambda place: progress(State(place=place), time.monotonic() - started))
+        started = time.monotonic()
+        asked = _Asked(
+            command, limits, gpu, extra_path, environment, folder, progress, slot.number if slot else 0, left
+        )
         state, traced = _once(asked, truth=True)
         if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
             # A value that nobody knows was taken to be true, and the script did not like it.
             again, traced = _once(asked, truth=False)
             state = again if traced is not None else state
     finally:
-        slot.give_back()
+        if slot is not None:
+            slot.give_back()
     if state.not_estimated:
         raise NotEstimatedError(state.not_estimated, name or shlex.join(command))
     if traced is None:
         raise TargetError(explain(name or shlex.join(command), state, limits.seconds, advice))
+    if state.done is not None and state.done.get("on_gpu") is False:
+        raise TargetError(nothing_on_gpu(name or shlex.join(command)))
     of_inference = inference_notes(state.done or {})
     return replace(
         traced,
@@ -319,7 +326,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
             "GPUMEM_TRACE_INJECTED": injected,
             "GPUMEM_TRACE_GPU": asked.gpu.to_json(),
             "GPUMEM_TRACE_DEADLINE": str(time.monotonic() + asked.limits.seconds - _FINISH_S),
-            "GPUMEM_TRACE_ONWARD": str(asked.limits.onward_s),
+            "GPUMEM_TRACE_ONWARD": str(asked.limits.onward),
             "PYTHONPATH": f"{injected}{os.pathsep}{path}" if path else injected,
             "PATH": os.pathsep.join([*asked.extra_path, env.get("PATH", os.defpath)]),
             "CUDA_VISIBLE_DEVICES": "",

@@ -7,7 +7,7 @@ from collections import deque
 from types import FrameType
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
-from slurm_gpumem.tracing.blame import is_users
+from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script import counters, loops, stages
 from slurm_gpumem.tracing.script.steps import spent
 

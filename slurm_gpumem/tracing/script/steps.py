@@ -304,9 +304,9 @@ class Steps:
             self._done()
 
     def _end_cycle(self) -> None:
-        now, alike = spent(), self._recorder.end_cycle()
+        now, alike, skipped = spent(), self._recorder.end_cycle(), self.skipped()
         by = CALM_CYCLES if now - self._cycle_ended > _LONG_CYCLE_S else 1
-        self._calm = self._calm + by if alike or self.skipped() else 0
+        self._calm = self._calm + by if alike or skipped else 0
         self._cycle_ended = now
 
     def _look_for_growth(self) -> None:

@@ -15,6 +15,7 @@ from slurm_gpumem.tracing.described import precision_of, torch_version
 from slurm_gpumem.tracing.kernels import assembled
 from slurm_gpumem.tracing.places import own_parameters
 from slurm_gpumem.tracing.script import evaluations
+from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 from slurm_gpumem.tracing.script.inference import TRAINING
 from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS
 
@@ -63,6 +64,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "peak_bytes": recorder.peak_bytes,
         "grown_bytes": recorder.grown_bytes,
         "guessed": recorder.guess.used,
+        "on_gpu": any(site.category != "workspace" for site in trace.sites),
         "ended": tracer.came_to_its_end,
         "unfinished": unfinished,
         "left_out": tracer.rounds.left_out,
@@ -104,71 +106,55 @@ def _keep_the_model(recorder: Any) -> None:
 
 
 def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
-    recorder = tracer.recorder
-    found = tuple(recorder.warnings)
-    if tracer.steps.cut_off and recorder.cycles < _TWO:
-        found = (
-            *found,
+    recorder, steps = tracer.recorder, tracer.steps
+    found = [*recorder.warnings]
+    if steps.cut_off and recorder.cycles < _TWO:
+        found.append(
             "the time limit came after the first optimizer step: the next, with the optimizer's states, may "
-            "need more. Allow more with --time-limit",
+            f"need more. {LONGER}"
         )
-    elif tracer.steps.still_growing:
-        found = (
-            *found,
-            "the time limit came while memory was still growing: the job needs more than this. "
-            "Allow more with --time-limit",
+    elif steps.still_growing:
+        found.append(
+            f"the time limit came while memory was still growing: the job needs more than this. {LONGER}"
         )
-    elif tracer.steps.growing and not tracer.came_to_its_end:
-        found = (
-            *found,
+    elif steps.growing and not tracer.came_to_its_end:
+        found.append(
             "memory was still growing from step to step when the trace ended: the job needs more than this. "
-            "Allow more with --onward, or let one run be measured: gpusbatch without --trace",
+            f"{LONGER}, or {MEASURED}"
         )
     if trace.unfinished:
-        why, more = "", "Allow more with --time-limit and --onward (gpusbatch: --trace-limit), or let"
+        why, more = "", f"{LONGER}, or {MEASURED}"
         if tracer.failure:
-            why, more = f", in an error ({clipped('; '.join(tracer.failure.splitlines()), _REASON)})", "Let"
-        found = (
-            *found,
+            why = f", in an error ({clipped('; '.join(tracer.failure.splitlines()), _REASON)})"
+            more = MEASURED.capitalize()
+        found.append(
             f"the trace ended before the script did{why}: seen were {trace.unfinished}. What comes later may "
-            f"need more; the request has a margin for that. {more} one run be measured: gpusbatch without "
-            "--trace",
+            f"need more; the request has a margin for that. {more}"
         )
     elif recorder.cycles < ENOUGH_STEPS and (recorder.guess.numbers or recorder.guess.used):
-        found = (
-            *found,
+        found.append(
             f"it ended itself after {count(recorder.cycles, 'step')} of training. A trace has no scores and "
             "no losses: if one decides that, the job trains longer, and what comes later was not seen. "
-            "Let one run be measured: gpusbatch without --trace",
+            f"{MEASURED.capitalize()}"
         )
     if tracer.skips.misses_more:
-        found = (
-            *found,
+        found.append(
             "its last step did more than those before it and was not followed as a whole: the job may need "
-            "more. Allow more with --time-limit and --onward, or let one run be measured: gpusbatch without "
-            "--trace",
+            f"more. {LONGER}, or {MEASURED}"
         )
     if tracer.rounds.collects:
-        found = (
-            *found,
+        found.append(
             "each round of its loop keeps something on the GPU, and rounds were left out of the trace: the "
-            "job needs more than this. Let one run be measured: gpusbatch without --trace",
+            f"job needs more than this. {MEASURED.capitalize()}"
         )
     if not tracer.came_to_its_end:
-        found = (*found, *evaluations.not_reached(tracer.steps.evaluating))
+        found += evaluations.not_reached(steps.evaluating)
     if trace.varied:
-        found = (
-            *found,
+        found.append(
             "its batches have many shapes: how much PyTorch keeps of them depends on their order. The "
-            "request has a margin for that, which PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True saves",
+            "request has a margin for that, which PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True saves"
         )
-    if all(site.category == "workspace" for site in trace.sites):
-        return (
-            *found,
-            "it put nothing on the GPU: its model and its batches stay on the CPU. Does it move them "
-            '(.to("cuda")), or does an option choose the device?',
-        )
-    return found
+    return tuple(found)
 
 
 def _job(tracer: Any, root: Any) -> TracedJob:

@@ -11,7 +11,7 @@ import math
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from slurm_gpumem.tracing.blame import is_users
+from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script import counters, script_values
 
 _FIRST = 2

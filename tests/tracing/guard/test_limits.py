@@ -150,80 +150,73 @@ def test_slots_are_on_different_cpus_as_long_as_there_are_enough() -> None:
     assert [len(set(cpus_of(n, 3, cpus))) for n in range(6)] == [3] * 6
 
 
-def test_no_more_traces_run_at_once_than_the_site_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_WAIT_S", 0.0)
-    first, second, third = Slot(2, None), Slot(2, None), Slot(2, None)
+def test_no_more_traces_run_at_once_than_the_site_allows_and_others_queue() -> None:
+    running = [Slot(2), Slot(2)]
+    for one in running:
+        one.take()
+    turns: List[Slot] = []
+    places: Dict[Slot, List[int]] = {}
+    threads: List[threading.Thread] = []
     try:
-        assert (first.take(), second.take()) == ("", "")
-        assert third.take() == "2 traces of yours run on this machine already"
-        first.give_back()
-        assert third.take() == ""
+        for number in range(1, 4):
+            queued, slot = threading.Event(), Slot(2)
+            places[slot] = []
+
+            def wait(slot: Slot = slot, queued: threading.Event = queued) -> None:
+                slot.take(lambda place: (places[slot].append(place), queued.set())[0])
+                turns.append(slot)
+
+            threads.append(threading.Thread(target=wait, daemon=True))
+            threads[-1].start()
+            assert queued.wait(60)
+            assert places[slot] == [number]
+        assert not turns
+        for at, thread in enumerate(threads):
+            [*running, *turns][at].give_back()
+            thread.join(60)
+            assert turns == [*places][: at + 1]
     finally:
-        for slot in (first, second, third):
+        for slot in (*running, *turns):
             slot.give_back()
 
 
-def test_traces_of_all_users_count_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_run_at_once_as_many_as_there_are_free_cpus_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    taken = [Slot(slots.AS_FREE, cpus=2) for _ in range(9)]
+    try:
+        assert taken[0]._try(0.0)  # one always
+        assert not taken[1]._try(1.0)
+        assert [one._try(16.0) for one in taken[1:]] == [True] * 7 + [False]
+    finally:
+        for one in taken:
+            one.give_back()
+
+
+def test_traces_of_all_users_count_and_the_slot_of_a_killed_one_is_free_again() -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root: another user traces")
-    monkeypatch.setattr(slots, "_WAIT_S", 0.0)
     # As a program of their own: the folder of this package may be closed to them.
     code = f"import socket\none = socket.socket(socket.AF_UNIX)\none.bind('\\0{NAME}-0')\n{WAIT}"
     with subprocess.Popen(["/usr/bin/python3", "-c", code], stdout=subprocess.PIPE, **as_user()) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        assert Slot(None, 1).take() == "1 traces run on this machine already"
-        second = Slot(None, 2)
-        assert second.take() == ""
+        second, third = Slot(2), Slot(1)
+        second.take()
         assert second.number == 1  # other CPUs
+        third.take(lambda place: process.kill())
         second.give_back()
-        process.kill()
-
-
-def test_a_trace_waits_until_another_one_has_ended() -> None:
-    first, second = Slot(1, None), Slot(1, None)
-    waited = threading.Event()
-    answers: Dict[str, str] = {"first": first.take()}
-
-    def wait() -> None:
-        answers["second"] = second.take(waited.set)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    try:
-        assert waited.wait(60)
-        first.give_back()
-        thread.join(60)
-        assert answers == {"first": "", "second": ""}
-    finally:
-        second.give_back()
-
-
-def test_a_slot_of_a_killed_trace_is_free_again() -> None:
-    code = (
-        "from slurm_gpumem.tracing.guard import slots\n"
-        f"slots._NAME = {NAME!r}\nslot = slots.Slot(1, None)\nassert slot.take() == ''\n{WAIT}"
-    )
-    root = str(Path(slots.__file__).parents[3])
-    words: List[str] = [sys.executable, "-c", code]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root}) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.kill()
-    slot = Slot(1, None)
-    assert slot.take() == ""
-    slot.give_back()
+        third.give_back()
 
 
 def test_a_second_trace_runs_on_other_cpus_than_the_first(tmp_path: Path) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         pytest.skip("one CPU")
-    first = Slot(None, 64)
-    assert first.take() == ""
+    first = Slot(64)
+    first.take()
     try:
         code = "import os, sys\nsys.exit(f'on {sorted(os.sched_getaffinity(0))}')"
-        why = _fails(tmp_path, code, cpus=1, of_machine=64)
+        why = _fails(tmp_path, code, cpus=1, at_once=64)
     finally:
         first.give_back()
     ran_on = int(why.partition("on [")[2].partition("]")[0])

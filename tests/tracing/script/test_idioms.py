@@ -9,6 +9,7 @@ from typing import Dict, Iterator, List
 
 import pytest
 
+from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.summaries.trace_types import Site, Trace
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
@@ -307,8 +308,8 @@ def test_modes_kernels_and_streams_count_as_on_a_gpu(runs: Dict[str, Future[Trac
 
 
 def test_a_training_on_the_cpu_is_said_to_be_one(runs: Dict[str, Future[TracedScript]]) -> None:
-    (warning,) = parse(runs["cpu"].result().summary.decode(), origin="cpu").warnings
-    assert "nothing on the GPU" in warning
+    with pytest.raises(TargetError, match="nothing was put on the GPU"):
+        runs["cpu"].result()
     assert not parse(runs["graph"].result().summary.decode(), origin="graph").warnings
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List
 
+import pytest
+
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.tracing.script import hints
 from slurm_gpumem.tracing.script.messages import Advice, explain
 from slurm_gpumem.tracing.script.run import Limits, trace_command
 from tests.support.needs import needs_torch
@@ -48,6 +53,34 @@ for step in range(1000000):
     rows = 16 if step in marks else 8
     model(torch.randn(rows, 64, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+SLICED = """
+import torch
+X = torch.randn(1037, 64, device="cuda")
+body, head = torch.nn.Linear(64, 64).cuda(), torch.nn.Linear(64, 4).cuda()
+optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], 0.1)
+for epoch in range(5):
+    for at in range(0, len(X), 100):
+        head(body(X[at : at + 100])).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_a_short_last_batch_does_no_more_than_others(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLICED)
+    traced = trace_command([sys.executable, "train.py"], Limits(seconds=120), folder=str(tmp_path))
+    assert traced.facts["ended"]
+    assert not read_summary(traced.summary.decode()).warnings
+
+
+def test_what_is_advised_are_options_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from slurm_gpumem.cli import gpusbatch, trace
+
+    ours, _, gpusbatchs = hints.LONGER.partition("gpusbatch: ")
+    helped = [(gpusbatchs, gpusbatch.USAGE), (hints.MEASURED, gpusbatch.USAGE)]
+    with pytest.raises(SystemExit):
+        trace.main(["--help"])
+    for advice, text in [(ours, capsys.readouterr().out), *helped]:
+        (option,) = re.findall(r"--[\w-]+", advice)
+        assert option in text
 
 
 def test_epochs_that_a_loss_ends_are_noted(tmp_path: Path) -> None:

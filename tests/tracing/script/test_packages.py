@@ -5,6 +5,7 @@ The sizes asked for are computed from the packages' source, as the rules are; no
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -213,6 +214,7 @@ PACKAGES: Dict[str, Dict[str, str]] = {
 }
 Runs = Dict[str, "Future[TracedScript]"]
 MIB = 1 << 20
+WHAT_IT_HAS = "import builtins\nKNOWS, NAMES = (range, enumerate), {*globals()}\n"
 
 
 @pytest.fixture(scope="module")
@@ -298,3 +300,42 @@ def test_the_longest_text_is_in_a_traced_batch(runs: Runs, name: str, words: str
     assert any(words in note for note in traced.notes)
     # The output of a batch padded to 2,000 tokens, and its input.
     assert traced.facts["peak_bytes"] > 2 * 8 * 2000 * 256 * 4
+
+
+def test_nothing_is_put_into_modules_and_packages_on_any_path_keep_python_s_own(tmp_path: Path) -> None:
+    """As scipy 1.17 finds out, which goes through its own names. Packages lie where clusters have them."""
+    for path in ("installed", "loaded/lib", "own"):
+        (tmp_path / path).mkdir(parents=True)
+        (tmp_path / path / f"of_{path[:4]}.py").write_text(WHAT_IT_HAS)
+    (tmp_path / "installed" / "of_inst-1.0.dist-info").mkdir()
+    (tmp_path / "train.py").write_text(
+        WHAT_IT_HAS + "import of_own as early\n" + HEAD + "import of_inst, of_load, sys\n"
+        "del sys.modules['of_own']; import of_own as late\n"
+        "for module in (sys.modules['__main__'], early, late, of_inst, of_load):\n"
+        "    assert not {'range', 'enumerate'} & {*module.NAMES, *vars(module)}, module\n"
+        "for library in (of_inst, of_load):\n"
+        "    assert library.KNOWS == (builtins.range, builtins.enumerate), library\n"
+        "builtins.profile = lambda function: function\n"
+        "@profile\n"
+        "def epochs(): return range(100_000)\n"
+        "model = nn.Linear(512, 512).cuda()\n"
+        + TRAIN.split("for", maxsplit=1)[0]
+        + "for epoch in range(100_000):"
+        + TRAIN.partition(":")[2]
+    )
+    folders = [str(tmp_path / name) for name in ("installed", "loaded/lib", "own")]
+    about = {
+        "PYTHONPATH": ":".join(folders),
+        "LOADEDMODULES": "load/2.1",
+        "LOAD_ROOT": str(tmp_path / "loaded"),
+    }
+    traced = trace_command(
+        [sys.executable, "train.py"],
+        Limits(seconds=300.0, onward_s=1.0),
+        folder=str(tmp_path),
+        environment={**os.environ, **about},
+    )
+    assert traced.facts["ended"]
+    assert traced.facts["left_out"] > 0  # of the script's own loop
+    assert str(tmp_path / "installed") in traced.packages
+    assert str(tmp_path / "own" / "of_own.py") in traced.files
