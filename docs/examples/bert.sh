@@ -12,4 +12,5 @@
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
 # NVIDIA H200: 11868 MiB (lab/data/ground-truth, transformers/bert-base-mlm@128/b64/adamw/fp32).
-gpumem-standin --name bert --peak 11868 --steps 40 --seconds 10
+# It keeps the GPU as busy as gpusbatch expects (not measured).
+gpumem-standin --sm 0.91 --name bert --peak 11868 --steps 40 --seconds 10

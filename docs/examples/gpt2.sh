@@ -12,4 +12,5 @@
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
 # NVIDIA H200: 5974 MiB (lab/data/ground-truth, transformers/gpt2@512/b4/adam/amp-bf16).
-gpumem-standin --name gpt2 --peak 5974 --steps 40 --seconds 10
+# It keeps the GPU as busy as gpusbatch expects (not measured).
+gpumem-standin --sm 0.39 --name gpt2 --peak 5974 --steps 40 --seconds 10

@@ -10,4 +10,5 @@
 #GPUMEM model=mobilenetv3.txt batch-size=8 optimizer=adam precision=fp32 torch=2.11 on-oom=requeue
 
 # In the demo a stand-in takes its place and holds 12,000 MiB, which nobody could see in the summary.
-gpumem-standin --within-share --name larger --peak 12000 --steps 40 --seconds 8
+# It keeps the GPU as busy as gpusbatch expects (not measured).
+gpumem-standin --sm 0.11 --within-share --name larger --peak 12000 --steps 40 --seconds 8

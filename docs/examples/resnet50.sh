@@ -12,4 +12,5 @@
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
 # NVIDIA H200: 13792 MiB (lab/data/ground-truth, torchvision/resnet50@224/b128/sgd/fp32).
-gpumem-standin --name resnet50 --peak 13792 --steps 40 --seconds 10
+# It keeps the GPU as busy as gpusbatch expects (not measured).
+gpumem-standin --sm 0.87 --name resnet50 --peak 13792 --steps 40 --seconds 10

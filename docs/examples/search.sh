@@ -11,4 +11,5 @@
 
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds 1,300 MiB, a little less than the estimate (not measured).
-gpumem-standin --name search --peak 1300 --steps 40 --seconds 12
+# It keeps the GPU as busy as gpusbatch expects (not measured).
+gpumem-standin --sm 0.11 --name search --peak 1300 --steps 40 --seconds 12

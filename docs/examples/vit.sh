@@ -12,4 +12,5 @@
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an
 # NVIDIA H200: 11002 MiB (lab/data/ground-truth, torchvision/vit_b_16@224/b128/adam/amp-bf16).
-gpumem-standin --name vit --peak 11002 --steps 40 --seconds 10
+# It keeps the GPU as busy as gpusbatch expects (not measured).
+gpumem-standin --sm 0.85 --name vit --peak 11002 --steps 40 --seconds 10

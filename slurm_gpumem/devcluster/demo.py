@@ -106,6 +106,7 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
         f"Job {last} ({_LAST}) waits: its memory would fit, its activity would not."
     )
     _title(f"4. scancel {by_name[_CANCELLED]}: its neighbours go on")
+    demo_report.wait_until_measured(cluster, by_name[_CANCELLED])
     cluster.run(["scancel", by_name[_CANCELLED]], check=True)
     after = _wait(cluster, lambda now: last in now, f"job {last} did not start")
     _picture(jobs, after)
@@ -124,7 +125,7 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
     print(demo_report.report(cluster, [job.job_id for job in jobs]), flush=True)
     _say(
         "\nEst: the estimate. Need: with a reserve. Share: the shards held. Peak: what it took at most.\n"
-        "With: who ran beside it."
+        "SM%: its part of the GPU's activity. With: who ran on the same GPU."
     )
 
 

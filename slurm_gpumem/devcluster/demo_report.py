@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import Iterable
+from typing import Iterable, Optional
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.formats.job_record import BadRecordError, read_job_record
+from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, read_job_record
 
 _PATIENCE_S = 60.0
 
@@ -28,10 +30,24 @@ def report(cluster: Cluster, job_ids: Iterable[str]) -> str:
     return (done.stdout + done.stderr).rstrip()
 
 
+def wait_until_measured(cluster: Cluster, job_id: str) -> None:
+    """Until its record has its memory."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        record = _record(cluster.layout.records, job_id)
+        if record is not None and record.measured.peak_mib:
+            return
+        time.sleep(0.1)
+    raise DevClusterError(f"job {job_id} was not measured within {_PATIENCE_S:.0f} s")
+
+
 def _closed(records: Path, job_id: str) -> bool:
+    record = _record(records, job_id)
+    return record is not None and record.end is not None
+
+
+def _record(records: Path, job_id: str) -> Optional[JobRecord]:
     for path in records.glob(f"{job_id}.*.json"):
-        try:
-            return read_job_record(path).end is not None
-        except (OSError, BadRecordError):
-            return False
-    return False
+        with contextlib.suppress(OSError, BadRecordError):  # a moment later it is whole
+            return read_job_record(path)
+    return None

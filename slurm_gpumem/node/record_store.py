@@ -92,11 +92,11 @@ class RecordStore:
             self._flush(record_name(job_id, restarts, self.node))
             records.amend_record(self.spool, job_id, restarts, self.node, event)
 
-    def amend_end(self, restarts: int, known: SlurmJob, timeout_s: float) -> None:
+    def amend_end(self, restarts: int, known: SlurmJob, limit_mib: Optional[int], timeout_s: float) -> None:
         """How Slurm says that a run ended."""
         with self._lock(timeout_s):
             self._flush(record_name(known.job_id, restarts, self.node))
-            records.amend_end(self.spool, restarts, self.node, known)
+            records.amend_end(self.spool, restarts, self.node, known, limit_mib)
 
     def amend_use(self, job_id: int, restarts: int, measured: Measurement, timeout_s: float) -> None:
         """Activity and energy of a run's last seconds."""

@@ -87,8 +87,13 @@ def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Faul
         write_job_record(spool, amended._replace(hints=suggested), durable=True)
 
 
-def amend_end(spool: Path, restarts: int, node: str, known: SlurmJob) -> None:
-    """How Slurm says that the run ended; an epilog learns less. Does nothing where there is no record."""
+def amend_end(
+    spool: Path, restarts: int, node: str, known: SlurmJob, limit_mib: Optional[int] = None
+) -> None:
+    """How Slurm says that the run ended; an epilog learns less. Does nothing where there is no record.
+
+    `limit_mib`: what its shards stand for. A run that was over before the sampler saw it has both from here.
+    """
     record = find_record(spool, known.job_id, restarts, node)
     if record is not None and record.end is not None:
         state = known.end_of(restarts)
@@ -96,6 +101,8 @@ def amend_end(spool: Path, restarts: int, node: str, known: SlurmJob) -> None:
             state = "FAILED"  # by itself, and only then was it requeued
         # A job that was over before the first answer came is named here as its array's task.
         measured = record.measured._replace(array_job=known.array_job, array_task=known.array_task)
+        if measured.shards is None and known.shards is not None and known.restarts == restarts:
+            measured = measured._replace(shards=known.shards, shards_verified=True, limit_mib=limit_mib)
         write_job_record(spool, record._replace(state=state, measured=measured), durable=True)
 
 

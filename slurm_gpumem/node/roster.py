@@ -236,8 +236,9 @@ class Roster:
         for job_id, restarts in [run for run in self._ended if run[0] == answer.job_id]:
             state = "" if known is None else known.end_of(restarts)
             if known is not None and state:
+                limit = None if known.shards is None else self._config.job_mib(known.shards)
                 try:
-                    self.store.amend_end(restarts, known, _SPOOL_LOCK_S)
+                    self.store.amend_end(restarts, known, limit, _SPOOL_LOCK_S)
                 except OSError as error:
                     self._problems.report("records", str(error))
                     continue  # the next answer will do

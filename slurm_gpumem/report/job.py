@@ -206,7 +206,7 @@ def _verdict(row: JobRow) -> List[str]:
     use = []
     if row.used_s is not None and row.gpu_s is not None:
         run, used = gpu_hours(row.gpu_s, row.used_s)
-        use.append(f"{used} for {run} of run time")
+        use.append(f"{used} used in {run} of run time")
     if row.slowdown is not None:
         use.append(
             f"ran {row.slowdown:.2f} times as long as alone (by {row.alone_by or 'measured'} activity)"

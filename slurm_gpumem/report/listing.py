@@ -148,10 +148,10 @@ def footer(summary: JobTotals) -> str:
         said[0] += f": median error {percent(summary.median_error)}, {above}"
     if summary.shared and summary.saved is not None:
         alone, used = gpu_hours(summary.alone_s, (summary.alone_used_s or 0) + (summary.redone_s or 0))
-        said.append(f"{used} instead of {alone} exclusive")
+        said.append(f"{used} used; {alone} without sharing")
     elif summary.shared and summary.gpu_s and summary.used_s is not None:
         run, used = gpu_hours(summary.gpu_s, summary.used_s)
-        said.append(f"{used} for {run} of run time")
+        said.append(f"{used} used in {run} of run time; without sharing: not known")
     elif summary.gpu_s:
         said.append(gpu_hours(summary.gpu_s)[0] + (" of run time" if summary.used_s is None else ""))
     if summary.would_of_s:

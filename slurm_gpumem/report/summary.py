@@ -132,7 +132,7 @@ def _time(one: JobTotals) -> str:
         alone = f"{gpu_hours(one.alone_s)[0]} if exclusive" if one.alone_s else _run_time(one)
         return f"{alone}; {beside}"
     if one.saved is None:
-        return f"{gpu_hours(one.used_s)[0]} for {_run_time(one)}; time alone is mostly not known"
+        return f"{gpu_hours(one.used_s)[0]} used in {_run_time(one)}; without sharing: mostly not known"
     alone, used = gpu_hours(one.alone_s, (one.alone_used_s or 0.0) + (one.redone_s or 0.0))
     jobs = f"{one.jobs_per_gpu or 1:.1f} jobs on a GPU"
     return f"{used} instead of {alone} exclusive ({percent(one.saved)} saved), {jobs}"

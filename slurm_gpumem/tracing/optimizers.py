@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Union
+from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
 
 import torch
 from torch import nn
-from torch.optim import optimizer as optim_module
-from torch.utils import _foreach_utils
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.training_names import plain_name
 
 Given = Union[str, torch.optim.Optimizer, Callable[..., torch.optim.Optimizer], None]
-_CAPTURABLE = "_get_capturable_supported_devices"
+_DEVICES_FOR = tuple(
+    f"_get_{kind}_supported_devices" for kind in ("foreach_kernels", "fused_kernels", "capturable")
+)
+"""torch's functions that list the devices for each."""
 _NAMED: Dict[str, Callable[[List[nn.Parameter]], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p),
     "adamw": lambda p: torch.optim.AdamW(p),
@@ -76,29 +77,22 @@ def _moved(given: torch.optim.Optimizer, model: nn.Module, twin: nn.Module) -> t
 
 @contextmanager
 def foreach_on_meta() -> Iterator[None]:
-    """Inside, optimizers use `foreach` and `capturable` for meta tensors as they do for CUDA's."""
-    original: Any = _foreach_utils._get_foreach_kernels_supported_devices
-
-    def devices() -> List[str]:
-        return [*original(), "meta"]
-
-    owners: List[Any] = [_foreach_utils]
-    if hasattr(optim_module, "_get_foreach_kernels_supported_devices"):
-        owners.append(optim_module)
-    for owner in owners:
-        owner._get_foreach_kernels_supported_devices = devices
-    capturable: Any = getattr(optim_module, _CAPTURABLE, None)
-    askers = [
-        m
-        for name, m in list(sys.modules.items())
-        if name.startswith("torch.optim") and _CAPTURABLE in vars(m)
+    """Inside, optimizers use `foreach`, `fused` and `capturable` for meta tensors as they do for CUDA's."""
+    replaced: List[Tuple[Any, str, Any]] = [
+        (module, name, vars(module)[name])
+        for at, module in list(sys.modules.items())
+        if at.startswith(("torch.optim", "torch.utils._foreach_utils"))
+        for name in _DEVICES_FOR
+        if name in vars(module)
     ]
-    for module in askers:
-        setattr(module, _CAPTURABLE, lambda *args, **kwargs: [*capturable(*args, **kwargs), "meta"])
+    for module, name, original in replaced:
+        setattr(module, name, _with_meta(original))
     try:
         yield
     finally:
-        for module in askers:
-            setattr(module, _CAPTURABLE, capturable)
-        for owner in owners:
-            owner._get_foreach_kernels_supported_devices = original
+        for module, name, original in replaced:
+            setattr(module, name, original)
+
+
+def _with_meta(devices: Callable[..., List[str]]) -> Callable[..., List[str]]:
+    return lambda *args, **kwargs: [*devices(*args, **kwargs), "meta"]

@@ -66,6 +66,10 @@ def test_runs_that_are_over_before_a_look_get_slurms_word_each_its_own(
     end_unseen(desk, 1, 1)
     until(lambda: state_of(desk, 1, 0) and state_of(desk, 1, 1))
     assert (state_of(desk, 1, 0), state_of(desk, 1, 1)) == ("FAILED", "COMPLETED")
+    seen = {run.restarts: run.measured for run in records.read_records(desk.config.spool, 1)}
+    # Its shards are Slurm's word, too; those of the run before, Slurm does not say any more.
+    assert seen[0].shards is None
+    assert (seen[1].shards, seen[1].limit_mib) == (4, 4096)
     assert not list(desk.folder.unsettled.iterdir())
 
 

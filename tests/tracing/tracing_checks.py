@@ -210,7 +210,8 @@ def frozen() -> Dict[str, Any]:
     model = cnn()
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
-    own = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    own = torch.optim.SGD(trained, lr=0.1, momentum=0.9, fused=True)
     before = [p.device.type for p in model.parameters()]
     summary = summarize(model, images(4), optimizer=own)
     assert summary.trace is not None
