@@ -177,6 +177,8 @@ def _estimated(plan: Plan, estimate: Estimate) -> str:
     peak = format_mib(estimate.peak_mib)
     summary = plan.workload.summary
     job = describe_estimated(summary, estimate) if summary else describe_job(estimate.job)
+    if plan.workload.batch_from:
+        job = job.replace(",", f" ({plan.workload.batch_from}),", 1)
     return f"{_source(plan)}, {job} {arrow} peak {peak},"
 
 

@@ -72,7 +72,7 @@ def _of_all_processes(asked: Submission, needs: Needs) -> Needs:
     if (
         not any(one.estimate for one in needs.on)
         or asked.script is None
-        or not any(word in asked.script.text() for word in ("nproc", "num_", "num-"))
+        or not any(word in asked.script_text for word in ("nproc", "num_", "num-"))
     ):
         return needs
     from slurm_gpumem.estimators import remembered

@@ -126,6 +126,24 @@ def test_stdout_is_sbatchs_and_the_human_line_is_on_stderr(desk: Any) -> None:
     )
 
 
+def test_the_batch_size_of_the_scripts_command_counts_for_every_text_and_is_said(desk: Any) -> None:
+    fixed = (desk.folder / "summary.txt").read_text().replace("[-1,", "[2,")
+    (desk.folder / "two.txt").write_text(fixed)
+    desk.script("job.sh", "python train.py --batch-size 160")
+    for model in ("summary.txt", "two.txt"):
+        said = desk.call("--dry-run", "job.sh", "--model", model).stderr
+        assert f"gpumem: {model}, batch 160 (job.sh, line 3), Adam, fp32 → peak" in said
+        assert "make them agree" not in said
+    stated = desk.call("--dry-run", "job.sh", "--model", "two.txt", "--batch-size", "8").stderr
+    assert "batch 8, Adam" in stated
+    assert "but the estimate is for a batch of 8: make them agree" in stated
+    desk.script("job.sh", "python train.py")
+    (desk.folder / "one.txt").write_text(fixed.replace("[2,", "[1,"))
+    told = "the estimate is for a batch of 1, as the summary was made"
+    assert told in desk.call("--dry-run", "job.sh", "--model", "one.txt").stderr
+    assert told not in desk.call("--dry-run", "job.sh", "--model", "one.txt", "--batch-size", "1").stderr
+
+
 def test_quiet_means_quiet(desk: Any) -> None:
     done = desk.call("-Q", "--parsable", "-H", "job.sh", "--gpu-mem", "4G")
     desk.jobs.append(done.stdout.strip())
