@@ -36,8 +36,8 @@ from slurm_gpumem.terminal.command import run_command, run_program
 from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:
-    from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.job_trace.before_submission import AfterTrace
+    from slurm_gpumem.submission.plan import Plan
     from slurm_gpumem.submission.sbatch_call import PlannedCall
     from slurm_gpumem.summaries.types import ModelSummary
 

@@ -136,6 +136,6 @@ def _seen_memory(model: GpuModel) -> Tuple[int, int]:
     """MiB that a process sees of a GPU, which is all of it whatever its limit is, and of the CUDA context."""
     from slurm_gpumem.estimators.gpus import closest_gpu
 
-    gpu = model.find()
+    gpu = model.gpu
     whole = closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0
     return max(gpu.memory_mib, whole), gpu.context_mib
