@@ -51,6 +51,10 @@ READERS = {
 """Every command, by whom it is for, in the order in which one meets them."""
 
 
+_MEANT = {"largest": "fit", "max-batch": "fit", "explain": "why", "history": "report"}
+"""Names that somebody may look for, and the command that does it."""
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point of `gpumem`."""
     if argv is None:
@@ -68,8 +72,10 @@ def _dispatch(args: List[str]) -> int:
         print(f"gpumem {__version__}")
         return 0
     if args[0] not in COMMANDS:
-        from slurm_gpumem.errors import UnknownNameError
+        from slurm_gpumem.errors import UnknownNameError, UsageError
 
+        if args[0] in _MEANT:
+            raise UsageError(f"unknown command {args[0]!r}; did you mean {_MEANT[args[0]]!r}?")
         raise UnknownNameError("command", args[0], list(COMMANDS))
     if args[1:2] == ["--version"]:
         from slurm_gpumem import __version__

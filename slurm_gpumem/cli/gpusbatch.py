@@ -36,8 +36,8 @@ from slurm_gpumem.terminal.command import run_command, run_program
 from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:
-    from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.job_trace.before_submission import AfterTrace
+    from slurm_gpumem.submission.plan import Plan
     from slurm_gpumem.submission.sbatch_call import PlannedCall
     from slurm_gpumem.summaries.types import ModelSummary
 
@@ -69,7 +69,7 @@ Everything that is not listed here goes to sbatch (sbatch --help).
                         input; or its code, which is traced: train.py:build_model, timm:resnet50
   --input SHAPE         one sample's shape, like 3x224x224, for a text without shapes (print(model));
                         of several inputs: 3x224x224+10
-  --batch-size N        samples per step; default: the summary's
+  --batch-size N        samples per step; default: the one in the job's command, else the summary's
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
   --precision NAME      fp32 (default), tf32, amp-fp16, amp-bf16, bf16
   --grad-accumulation N, --checkpointing, --channels-last, --loss NAME, --input-dtype NAME

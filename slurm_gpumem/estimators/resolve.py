@@ -8,6 +8,8 @@ from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
+BATCH_OF_ONE = "the estimate is for a batch of 1, as the summary was made; --batch-size says another"
+
 
 class ResolvedJob(NamedTuple):
     """A model as it is trained, and how."""
@@ -39,7 +41,8 @@ def resolve_job(
     refuse_untraced(summary, stated)
     job = training_job(summary, stated, presets=presets, gpus=gpus)
     if summary.trace is None:
-        return ResolvedJob(summary, job)
+        told = stated.batch_size or presets.batch_size
+        return ResolvedJob(summary, job, () if told or summary.batch != 1 else (BATCH_OF_ONE,))
     from slurm_gpumem.estimators.explain.changes import in_precision
 
     summary, notes = in_precision(summary, job.precision)

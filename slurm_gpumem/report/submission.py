@@ -6,8 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from slurm_gpumem.submission.decide import NOT_RUN_YET
 from slurm_gpumem.submission.host import names_cpus
+from slurm_gpumem.submission.plan import NOT_RUN_YET
 from slurm_gpumem.terminal.say import WIDTH
 from slurm_gpumem.text import count, wrapped
 from slurm_gpumem.units import format_mib
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     # Part of every submission: what a job does not need is not loaded for its types alone.
     from slurm_gpumem.estimators.types import Estimate
     from slurm_gpumem.submission.activity import Activity
-    from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.decision import Decision
+    from slurm_gpumem.submission.plan import Plan
     from slurm_gpumem.submission.request import GpuRequest
 
 SCHEMA = "gpumem-submit/1"
@@ -36,7 +36,7 @@ def submission_line(plan: Plan) -> str:
     words = [_estimated(plan, estimate)] if estimate else []
     details = _details(plan, estimate)
     if request is None:
-        words.append(f"GPU options left as they are: {plan.kept_because}")
+        words.append(f"{_kept(plan)}: {plan.kept_because}")
     elif request.whole_gpu:
         words.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
     else:
@@ -47,18 +47,26 @@ def submission_line(plan: Plan) -> str:
 
 
 def _asking(plan: Plan, request: GpuRequest, *, by_hand: bool) -> str:
-    """The share, and why it is larger than the memory where the job's activity decided it."""
+    """The share, by what memory and the job's load on the GPU ask for: what is less would make it fewer."""
     activity = plan.largest.activity if plan.largest else None
-    if activity is None or activity.utilization is None or not 0 < request.memory_units < request.units:
+    if activity is None or activity.utilization is None or not request.memory_units:
         asking = f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})"
         whose = " as the site sets for first runs" if plan.workload.script else " as given by hand"
         return asking + (whose if by_hand else "")
-    busy = f"{activity.utilization.sm_active:.0f} %"
-    why = {
-        "assumed": f"not measured yet, it counts as {busy} busy",
-        "remembered": f"its earlier runs kept the GPU {busy} busy",
-    }.get(activity.utilization.source, f"it keeps the GPU {busy} busy")
-    return f"asking for {request.reason}: {why} (memory alone: {request.memory_units})"
+    busy, source = f"{activity.utilization.sm_active:.0f} % busy", activity.utilization.source
+    known = {"assumed": f" (not measured yet: {busy})", "remembered": f" ({busy} in earlier runs)"}
+    load = f"{request.activity_units} for GPU load{known.get(source, '')}"
+    asking = f"asking for {request.reason}: {request.memory_units} for memory, {load}"
+    may_wait = request.activity_units > request.memory_units and activity.because == "tolerance"
+    return f"{asking} (fewer with --max-slowdown above {activity.limit:g})" if may_wait else asking
+
+
+def _kept(plan: Plan) -> str:
+    """What a job has whose own GPU options stay."""
+    gpus = plan.asked.gpus.gpus
+    if not gpus or (plan.largest is None and not plan.guess):
+        return "goes to sbatch as it is"
+    return f"keeps its {gpus} whole GPUs" if gpus > 1 else "keeps its whole GPU"
 
 
 def _details(plan: Plan, estimate: Optional[Estimate]) -> str:
@@ -90,7 +98,7 @@ def _may_be_slower(plan: Plan) -> str:
     if worst is None or worst < 1.05:
         return ""
     usual = largest.activity.usual(worst)
-    return f"beside others about {usual:.1f} times as long as alone, at most {worst:.1f}"
+    return f"expected slowdown while sharing {usual:.1f}x, at most {worst:.1f}x"
 
 
 def explain_submission(plan: Plan) -> List[str]:
@@ -177,6 +185,8 @@ def _estimated(plan: Plan, estimate: Estimate) -> str:
     peak = format_mib(estimate.peak_mib)
     summary = plan.workload.summary
     job = describe_estimated(summary, estimate) if summary else describe_job(estimate.job)
+    if plan.workload.batch_from:
+        job = job.replace(",", f" ({plan.workload.batch_from}),", 1)
     return f"{_source(plan)}, {job} {arrow} peak {peak},"
 
 

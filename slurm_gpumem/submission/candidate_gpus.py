@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.estimators.types import Gpu
 
 
-class GpuModel(NamedTuple):
-    """A kind of GPU as an estimate looks for it in the table."""
-
+class _Named(NamedTuple):
     gpu_type: Optional[str]
     """Slurm's type."""
     memory_mib: Optional[int] = None
@@ -26,7 +25,12 @@ class GpuModel(NamedTuple):
     by_name: Optional[str] = None
     """The GPU that the job names, which counts more."""
 
-    def find(self) -> Gpu:
+
+class GpuModel(_Named):
+    """A kind of GPU as an estimate looks for it in the table, which it does once."""
+
+    @cached_property
+    def gpu(self) -> Gpu:
         """Its entry of the GPU table, or the one closest to it."""
         from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 
@@ -56,7 +60,7 @@ class CandidateGpus(NamedTuple):
     @property
     def gpus(self) -> Tuple[Gpu, ...]:
         """Their entries of the GPU table, one for each kind."""
-        return tuple(model.find() for model in self.models)
+        return tuple(model.gpu for model in self.models)
 
     @property
     def names(self) -> str:
@@ -81,9 +85,12 @@ def find_candidates(asked: Submission) -> CandidateGpus:
         return candidates._replace(empty=f"partition {candidates.names} has no GPU of type {gpu_type}")
     if gpu_type is None and by_name is not None:
         gpu_type, missing = _slurm_type(groups, by_name)
-        if missing:
-            more = f"partition {candidates.names} has no {by_name}; the estimate is for one anyway"
-            candidates = candidates._replace(warnings=(*warnings, more))
+        types = sorted({group.gpu_type for group in groups if group.gpu_type})
+        if missing and all(GpuModel(name).gpu.entry for name in types):
+            # Where a type is not known, the name says what it is.
+            its = ", ".join(types)
+            more = f"partition {candidates.names} has no {by_name}: the estimate is for its {its}"
+            candidates, by_name = candidates._replace(warnings=(*warnings, more)), None
     if gpu_type:
         groups = [group for group in groups if group.gpu_type == gpu_type]
     known = [group for group in groups if not _unknown_profile(group)]
@@ -124,7 +131,7 @@ def _no_gpus(candidates: CandidateGpus, cluster: Cluster) -> str:
 
 
 def _unknown_profile(group: GpuNodes) -> bool:
-    return profile_name(group.gpu_type) is not None and not GpuModel(group.gpu_type).find().entry
+    return profile_name(group.gpu_type) is not None and not GpuModel(group.gpu_type).gpu.entry
 
 
 def _unknown_profiles(candidates: CandidateGpus, groups: Sequence[GpuNodes]) -> str:
@@ -168,7 +175,7 @@ def gpu_kinds(
             threads_per_core=group.threads_per_core,
             host_mib_per_gpu=group.memory_mib // group.node_gpus,
             profile=profile,
-            sms=(GpuModel(group.gpu_type).find().sms or 0) if profile else 0,
+            sms=(GpuModel(group.gpu_type).gpu.sms or 0) if profile else 0,
         )
         before = kinds.get(key)
         kinds[key] = kind if before is None else _least(before, kind)
@@ -176,7 +183,7 @@ def gpu_kinds(
 
 
 def _memory_in_table(gpu_type: Optional[str]) -> Optional[int]:
-    like = GpuModel(gpu_type).find()
+    like = GpuModel(gpu_type).gpu
     return like.memory_mib if like.entry else None
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Mapping, Optional, Tuple
 
 from slurm_gpumem.estimators.types import Estimate
-from slurm_gpumem.submission.decide import Plan
+from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.sbatch_call import PlannedCall
 
 

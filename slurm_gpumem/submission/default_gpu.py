@@ -51,7 +51,7 @@ def cluster_gpus(config: Config) -> Tuple[Gpu, ...]:
     kinds, models = gpu_kinds(groups, config.sharing, None)
     found: Dict[Tuple[str, int], int] = {}
     by_key: Dict[Tuple[str, int], Gpu] = {}
-    for kind, gpu in zip(kinds, (model.find() for model in models)):
+    for kind, gpu in zip(kinds, (model.gpu for model in models)):
         key = (gpu.name, gpu.memory_mib)
         found[key] = found.get(key, 0) + kind.gpus
         by_key[key] = gpu

@@ -7,7 +7,6 @@ from typing import Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.gpu_options import nodes_of
-from slurm_gpumem.submission.script_remarks import commands
 from slurm_gpumem.submission.submission import Submission
 
 _LAUNCHERS = {
@@ -23,7 +22,7 @@ def processes_on_a_node(asked: Submission) -> Tuple[int, str]:
     nodes = nodes_of(asked.options)
     found = [
         (-(-int(match[1]) // (nodes if name == "accelerate" else 1)), f"{where} {name}")
-        for where, line in commands(asked)
+        for where, line in asked.commands
         for name, words in _LAUNCHERS.items()
         for match in re.finditer(words, line)
     ]

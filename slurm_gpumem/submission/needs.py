@@ -28,7 +28,7 @@ class NeedOnGpu(NamedTuple):
     @property
     def gpu(self) -> Gpu:
         """Its entry of the GPU table."""
-        return self.model.find()
+        return self.model.gpu
 
 
 class Needs(NamedTuple):
@@ -72,7 +72,7 @@ def _of_all_processes(asked: Submission, needs: Needs) -> Needs:
     if (
         not any(one.estimate for one in needs.on)
         or asked.script is None
-        or not any(word in asked.script.text() for word in ("nproc", "num_", "num-"))
+        or not any(word in asked.script_text for word in ("nproc", "num_", "num-"))
     ):
         return needs
     from slurm_gpumem.estimators import remembered
@@ -162,7 +162,7 @@ def _on_instance(
     from slurm_gpumem.estimators.gpus import find_gpu
     from slurm_gpumem.utilization.predict import with_utilization
 
-    whole = with_utilization(estimate, find_gpu(model.find().entry), workload.summary).utilization
+    whole = with_utilization(estimate, find_gpu(model.gpu.entry), workload.summary).utilization
     slow = whole is not None and used.step_seconds > limit * whole.step_seconds
     return NeedOnGpu(model, need._replace(too_slow=slow), estimate)
 

@@ -14,6 +14,8 @@ from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.units import ceil_div
 
 _HAIR = 1e-9
+_WASTE = 0.1
+"""Part of a GPU that a request may take beyond the need there, for the job to go to any type."""
 
 
 class GpuKind(NamedTuple):
@@ -87,6 +89,9 @@ class Need(NamedTuple):
         return self._replace(peak_mib=self.peak_mib * processes, request_mib=self.request_mib * processes)
 
 
+Pairs = Sequence[Tuple[GpuKind, Need]]
+
+
 def largest_kind(kinds: Sequence[GpuKind]) -> Optional[GpuKind]:
     """The kind with the most memory, of those whose memory is known."""
     return max(
@@ -109,23 +114,24 @@ def share_gpu(
     """
     fitting = [(kind, need) for kind, need in zip(kinds, needs) if kind.units and _fits(kind, need)]
     fitting = fitting or [(kind, need) for kind, need in zip(kinds, needs) if kind.units]
-    by_memory = [(kind, need._replace(activity=0.0)) for kind, need in fitting]
-    if policy.gres == "mps":
-        memory_count = _mps_units(kinds, by_memory, gpu_type)[0]
-        count, takers, gpu_type = _mps_units(kinds, fitting, gpu_type)
-    else:
-        memory_count = _shards(by_memory, policy.shard_mib)[0]
-        count, takers = _shards(fitting, policy.shard_mib)
+
+    def counted(pairs: Pairs) -> Tuple[int, List[GpuKind], Optional[str]]:
+        if policy.gres == "mps":
+            return _mps_units(kinds, pairs, gpu_type)
+        return _shards(pairs, policy.shard_mib, gpu_type)
+
+    count, takers, bound_to = counted(fitting)
+    by_memory = [(kind, need._replace(activity=0.0)) for kind, need in fitting if kind.is_type(bound_to)]
     kind = max(takers, key=lambda kind: kind.gpus)
     activity = max((_activity_units(kind, need) for kind, need in fitting if kind in takers), default=0)
     return GpuRequest(
-        gres=gres_word(policy.gres, gpu_type, count),
+        gres=gres_word(policy.gres, bound_to, count),
         units=count,
         per_gpu=kind.units,
-        gpu_type=gpu_type,
+        gpu_type=bound_to,
         whole_gpu=False,
         reason=_part_reason(count, takers, policy.gres),
-        memory_units=memory_count,
+        memory_units=counted(by_memory)[0],
         activity_units=activity,
     )
 
@@ -176,17 +182,37 @@ def _fits(kind: GpuKind, need: Need) -> bool:
     return kind.memory_mib is None or need.peak_mib <= kind.memory_mib
 
 
-def _shards(fitting: Sequence[Tuple[GpuKind, Need]], shard_mib: int) -> Tuple[int, List[GpuKind]]:
-    count = max(
-        max(ceil_div(need.request_mib, shard_mib), _activity_units(kind, need)) for kind, need in fitting
-    )
-    # A shard job lives on one GPU; asking for more than the largest has would pend forever.
-    count = max(1, min(count, max(kind.units for kind, _ in fitting)))
-    return count, [kind for kind, _ in fitting if kind.units >= count]
+def _shards(
+    fitting: Pairs, shard_mib: int, gpu_type: Optional[str]
+) -> Tuple[int, List[GpuKind], Optional[str]]:
+    """As many as the job needs on each kind; of the one type where that would waste much of another's."""
+    # A shard job lives on one GPU; asking for more than one has would pend forever.
+    counts = {
+        kind: max(1, min(kind.units, max(ceil_div(need.request_mib, shard_mib), _activity_units(kind, need))))
+        for kind, need in fitting
+    }
+    count = max(counts.values())
+    filled = {kind for kind, need in fitting if need.activity >= 1}
+    wasted = [
+        kind
+        for kind, own in counts.items()
+        if kind.gpu_type
+        and (
+            min(count, kind.units) - own > _WASTE * kind.units
+            or (kind in filled and len(filled) < len(counts))
+        )
+    ]
+    if not wasted:
+        return count, [kind for kind in counts if kind.units >= count], gpu_type
+    # The same number is a small part of a large GPU and all of a small one: Slurm has one number for both.
+    chosen = min(counts, key=lambda kind: (counts[kind] / kind.units, -kind.gpus)).gpu_type
+    of_type = {kind: own for kind, own in counts.items() if kind.gpu_type == chosen}
+    count = max(of_type.values())
+    return count, [kind for kind in of_type if kind.units >= count], chosen
 
 
 def _mps_units(
-    kinds: Sequence[GpuKind], fitting: Sequence[Tuple[GpuKind, Need]], gpu_type: Optional[str]
+    kinds: Sequence[GpuKind], fitting: Pairs, gpu_type: Optional[str]
 ) -> Tuple[int, List[GpuKind], Optional[str]]:
     """An mps unit is a share of whatever GPU it lands on, so its memory differs with the kind."""
     counts = {

@@ -16,8 +16,9 @@ from slurm_gpumem.submission.slots import slot_note, slot_seconds
 
 if TYPE_CHECKING:
     # A job that goes unchanged needs none of what decides.
+    from slurm_gpumem.estimators.types import TrainingJob
     from slurm_gpumem.submission.activity import Activity
-    from slurm_gpumem.submission.decide import Plan
+    from slurm_gpumem.submission.plan import Plan
     from slurm_gpumem.submission.request import GpuRequest
     from slurm_gpumem.submission.submission import RawInput
 
@@ -55,8 +56,10 @@ def build_call(plan: Plan) -> PlannedCall:
     if comment is not None:
         replaced |= {"comment"}
         added["comment"] = comment
-    elif plan.largest is not None:
+    elif plan.largest is not None or plan.guess:
         notes.append("the comment is too long for our record behind it; the job goes without")
+    if raw.program == SBATCH:
+        replaced |= {"quiet"}  # that silences us: the job's number stays
     kept = [word for o in raw.line.options if not o.ours and o.name not in replaced for word in o.words]
     argv, at = _with_script(raw, [*kept, *(f"--{name}={value}" for name, value in added.items())])
     changed = script
@@ -114,7 +117,7 @@ def _requested(plan: Plan) -> Dict[str, str]:
 
 def _comment(plan: Plan, slot: Optional[int]) -> Optional[str]:
     """The user's comment and our record behind it; None without a known need, or without room."""
-    if plan.largest is None and not plan.workload.script and not slot:
+    if plan.largest is None and not plan.guess and not plan.workload.script and not slot:
         return None
     written = plan.asked.options.get("comment")
     record = _request(plan)._replace(slot=slot)
@@ -129,6 +132,7 @@ def _request(plan: Plan) -> CommentRecord:
     estimate, activity = (largest.estimate, largest.activity) if largest else (None, None)
     settings, options = plan.asked.settings, plan.asked.options
     used = estimate.utilization if estimate else None
+    job = _job(plan)
     # Slurm requeues batch jobs only.
     requeue = plan.asked.raw.program == SBATCH and not options.any_of("no-requeue")
     requeue = requeue and settings.on_oom == "requeue"
@@ -138,7 +142,7 @@ def _request(plan: Plan) -> CommentRecord:
         estimator=estimate.estimator if estimate else "mem" if largest else "",
         via="line" if plan.workload.line else "",
         gpu=(estimate.gpu if estimate else request.gpu_type if request else plan.workload.script_gpu) or "",
-        batch=estimate.job.batch_size if estimate and not plan.workload.script else None,
+        batch=job.batch_size if job else None,
         shards=request.units if request and not request.whole_gpu else 0,
         sm=round(used.sm_active) if used and used.is_known else None,
         dram=round(used.dram_active) if used else None,
@@ -148,6 +152,14 @@ def _request(plan: Plan) -> CommentRecord:
         mode="observe" if plan.asked.observed else "",
         said=_said(activity, request),
     )
+
+
+def _job(plan: Plan) -> Optional[TrainingJob]:
+    """How the job trains; None where that is not known."""
+    if plan.workload.script:
+        return None
+    estimate = plan.largest.estimate if plan.largest else None
+    return estimate.job if estimate else plan.workload.job
 
 
 def _said(activity: Optional[Activity], request: Optional[GpuRequest]) -> str:
@@ -163,17 +175,19 @@ def _described(record: CommentRecord, plan: Plan) -> CommentRecord:
     estimate = plan.largest.estimate if plan.largest else None
     if plan.workload.script:
         return record._replace(model=plan.script_name[:_NAME_BYTES], fingerprint=plan.workload.script)
-    if estimate is None:
+    job = _job(plan)
+    if job is None:
         return record._replace(fingerprint=plan.workload.fingerprint or "")
     from slurm_gpumem.estimators.remembered import variant
 
+    parts = estimate.parts if estimate else {}
     return record._replace(
         model=plan.model_name[:_NAME_BYTES],
         fingerprint=plan.workload.fingerprint or "",
-        optimizer=estimate.job.optimizer,
-        precision=estimate.job.precision,
-        variant=variant(estimate.job),
-        parts=join_sizes(estimate.parts.values()) if tuple(estimate.parts) == PART_NAMES else "",
+        optimizer=job.optimizer,
+        precision=job.precision,
+        variant=variant(job),
+        parts=join_sizes(parts.values()) if tuple(parts) == PART_NAMES else "",
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from slurm_gpumem.config.node import site_limits_jobs
 from slurm_gpumem.submission.job_variables import VARIABLES
+from slurm_gpumem.submission.script_batch import PYTHON_FILE, named_batches, source_text
 from slurm_gpumem.submission.submission import Submission, Workload
 
 if TYPE_CHECKING:
@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary
 
 # Patterns are compiled where they are used: most jobs need none of them.
-_BATCH = (
-    r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?(?:batch[-_]?size|bs)[= ]|[\w.]*batch_size=|-bs? +)"
-    r"[\"']?([0-9]+|\$\{?\w+\}?)(?!\w)"
-)
-"""As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=$BS, -b 8."""
-_RUNS_PYTHON = r"python|\.py\b|torchrun|accelerate|deepspeed"
-"""Only there -b is a batch."""
-_ASSIGNED = r"(?m)^[ \t]*(?:export[ \t]+)?(\w+)=[\"']?([0-9]+)[\"']?[ \t]*(?:#.*)?$"
-_PYTHON_FILE = r"[\w./~-]+\.py\b"
 _BENCHMARK = r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b"
 _PREFETCHES = (
     r"(?m)^[^#\n]*?(?:\b(?P<name>\w*[Pp]refetcher|PrefetchLoader|create_loader)\(|\b(?P<dali>nvidia\.dali)\b)"
@@ -39,7 +30,6 @@ _SETS_VARIABLE = (
     + "|".join(VARIABLES)
     + r""")["']\s*(?:\]\s*=[^=]|,)"""
 )
-_SOURCE_CAP = 1 << 20
 PREALLOCATION = (
     "JAX takes 75 % of the whole GPU's memory at its start and TensorFlow nearly all of it, unless set "
     "otherwise; the estimate follows PyTorch's allocator, which takes what it needs"
@@ -55,27 +45,11 @@ def batch_remark(asked: Submission, workload: Workload) -> Optional[str]:
     batch = workload.job.batch_size if workload.job else workload.line_batch
     if not batch or asked.gpus.gpus > 1:
         return None
-    found: List[Tuple[str, str, int]] = []
-    for where, line in commands(asked):
-        for match in re.finditer(_BATCH, line):
-            number = _number(match[2], asked)
-            if number is not None and (
-                match[1][1] == "-" or "=" in match[1] or re.search(_RUNS_PYTHON, line)
-            ):
-                found.append((where, match[0], number))
-    if not found or any(number == batch for _, _, number in found):
+    found = [one for one in named_batches(asked.commands, asked.script_text) if one.size]
+    if not found or any(one.size == batch for one in found):
         return None
     where, words, _ = found[0]
     return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
-
-
-def _number(text: str, asked: Submission) -> Optional[int]:
-    """A number, or the one that the script gives a variable; None where it gives none, or several."""
-    if text.isdigit():
-        return int(text)
-    lines = asked.script.text() if asked.script is not None else ""
-    values = {value for name, value in re.findall(_ASSIGNED, lines) if name == text.strip("${}")}
-    return int(values.pop()) if len(values) == 1 else None
 
 
 def variables_remark(asked: Submission, workload: Workload) -> Optional[str]:
@@ -98,12 +72,8 @@ def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[
         return ()
     convolutions = any("conv" in layer.kind.lower() for layer in summary.layers)
     found: List[str] = []
-    for name in sorted({name for _, line in commands(asked) for name in re.findall(_PYTHON_FILE, line)}):
-        try:
-            with open(os.path.expanduser(name), "rb") as file:
-                text = file.read(_SOURCE_CAP).decode("utf-8", "replace")
-        except OSError:
-            continue  # not here, or not ours to read: the job may find it where it runs
+    for name in sorted({name for _, line in asked.commands for name in re.findall(PYTHON_FILE, line)}):
+        text = source_text(name)
         if convolutions and re.search(_BENCHMARK, text) and not site_limits_jobs():
             found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
@@ -132,7 +102,7 @@ def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[
 
 def preallocation_remark(asked: Submission, model: GpuModel, share_mib: int) -> Optional[str]:
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
-    lines = [line for _, line in commands(asked)]
+    lines = [line for _, line in asked.commands]
     if not any(re.search(_PREALLOCATES, line) for line in lines):
         return None
     asks = [float(match[1]) for line in lines for match in re.finditer(_FRACTION, line)]
@@ -158,30 +128,14 @@ def server_remarks(asked: Submission, model: GpuModel, share_mib: Optional[int])
 
     total, context = _seen_memory(model)
     if share_mib is None:
-        return unshared_server_remark(commands(asked), total, context)
-    return server_remark(commands(asked), total, context, share_mib)
+        return unshared_server_remark(asked.commands, total, context)
+    return server_remark(asked.commands, total, context, share_mib)
 
 
 def _seen_memory(model: GpuModel) -> Tuple[int, int]:
     """MiB that a process sees of a GPU, which is all of it whatever its limit is, and of the CUDA context."""
     from slurm_gpumem.estimators.gpus import closest_gpu
 
-    gpu = model.find()
+    gpu = model.gpu
     whole = closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0
     return max(gpu.memory_mib, whole), gpu.context_mib
-
-
-def commands(asked: Submission) -> List[Tuple[str, str]]:
-    """Lines that run something, and the script's arguments, with where they stand."""
-    found = []
-    script = asked.script
-    if script is not None:
-        for number, line in enumerate(script.text().split("\n"), 1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                found.append((f"{script.name}, line {number}:", line))
-    if asked.raw.line.script_args:
-        found.append(("the command line", " ".join(asked.raw.line.script_args)))
-    wrapped = asked.options.get("wrap")
-    if wrapped:
-        found.append(("--wrap", wrapped))
-    return found

@@ -27,9 +27,8 @@ def why_not_estimated(asked: Submission) -> str:
     if stated:
         by = sharding(stated)
         return sharded(by) if by else ""
-    from slurm_gpumem.submission.script_remarks import commands
 
-    for where, line in commands(asked):
+    for where, line in asked.commands:
         for by, words in _WORDS.items():
             if re.search(words, line):
                 return sharded(f"{by}: {where.rstrip(':')}")

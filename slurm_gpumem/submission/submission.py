@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
@@ -69,6 +69,25 @@ class Submission(NamedTuple):
         return self.raw.script
 
     @property
+    def script_text(self) -> str:
+        """The text of the job's script; "" without one."""
+        return self.script.text() if self.script else ""
+
+    @property
+    def commands(self) -> List[Tuple[str, str]]:
+        """Lines that run something, and the script's arguments, with where they stand."""
+        name = self.script.name if self.script else ""
+        found = [
+            (f"{name}, line {number}:", line)
+            for number, line in enumerate(self.script_text.split("\n"), 1)
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
+        if self.raw.line.script_args:
+            found.append(("the command line", " ".join(self.raw.line.script_args)))
+        wrapped = self.options.get("wrap")
+        return [*found, ("--wrap", wrapped)] if wrapped else found
+
+    @property
     def nodes(self) -> int:
         """How many nodes it asks for; on each it has one share, or its own GPUs."""
         return nodes_of(self.options)
@@ -91,6 +110,8 @@ class Workload(NamedTuple):
     summary: Optional[ModelSummary] = None
     job: Optional[TrainingJob] = None
     """Of the summary."""
+    batch_from: str = ""
+    """Where its batch size was found, when the job's commands name it; "" where it was stated or traced."""
     line: Optional[MemoryLine] = None
     line_batch: int = 0
     mem_mib: Optional[int] = None
@@ -195,23 +216,31 @@ def read_workload(asked: Submission) -> Workload:
             return Workload(line=line, line_batch=settings.line_batch(line), mem_mib=settings.mem_mib)
         return Workload(mem_mib=settings.mem_mib, run_key=key_of_script(asked))
     from slurm_gpumem.estimators.resolve import resolve_job
+    from slurm_gpumem.submission.script_batch import the_batch
     from slurm_gpumem.summaries.reader import read_summary
 
+    summary = summary or read_summary(settings.model or "")
+    stated, batch_from = settings.stated_training(), ""
+    # A trace has its own. Several GPUs may divide what the command names.
+    if stated.batch_size is None and summary.trace is None and max(asked.gpus.total, asked.nodes) < 2:
+        found = the_batch(asked.commands, asked.script_text)
+        if found is not None:
+            stated, batch_from = stated._replace(batch_size=found.size), found.where.rstrip(":")
     resolved = resolve_job(
-        summary or read_summary(settings.model or ""),
-        settings.stated_training(),
+        summary,
+        stated,
         presets=settings.presets(),
         input=settings.text("input"),
         gpus=max(asked.gpus.total, asked.nodes),
     )
-    return Workload(resolved.summary, resolved.job, notes=resolved.notes)
+    return Workload(resolved.summary, resolved.job, batch_from, notes=resolved.notes)
 
 
 def key_of_script(asked: Submission) -> str:
     """What all runs of the job's script are known by."""
     from slurm_gpumem.submission.script_key import script_key
 
-    text = asked.script.text() if asked.script else asked.options.get("wrap") or ""
+    text = asked.script_text or asked.options.get("wrap") or ""
     return script_key(text, asked.command or asked.raw.line.script_args, os.environ)
 
 

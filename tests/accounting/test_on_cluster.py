@@ -59,7 +59,7 @@ def test_a_job_that_ran_three_times_is_remembered_and_reported_with_slurms_own_w
     said = call("gpusbatch", "--dry-run", *words)
     assert "peak 2.0 GiB," in said.stderr
     assert "\n        remembered: 3 runs on a100 took 2.0 GiB" in said.stderr
-    assert "asking for 2 GiB" in said.stderr or "memory alone: 2)" in said.stderr
+    assert "asking for 2 GiB" in said.stderr or "2 for memory" in said.stderr
     assert "by=remembered" in said.stdout
 
 

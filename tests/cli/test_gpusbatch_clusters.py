@@ -127,13 +127,13 @@ def test_a_partition_slurm_does_not_know_is_sbatchs_to_refuse(desk: Any) -> None
     plain = desk.call("-p", "nowhere", "job.sh", command="sbatch")
     assert done.returncode == plain.returncode
     assert done.stderr == (
-        f"gpumem: GPU options left as they are: Slurm knows no partition nowhere\n{plain.stderr}"
+        f"gpumem: goes to sbatch as it is: Slurm knows no partition nowhere\n{plain.stderr}"
     )
 
 
 def test_a_gpu_type_the_partition_does_not_have_is_sbatchs_to_refuse(desk: Any) -> None:
     done = desk.call("--gres=gpu:v100:1", "job.sh", "--gpu-mem", "4G", "--dry-run")
-    assert done.stderr == "gpumem: GPU options left as they are: partition gpu has no GPU of type v100\n"
+    assert done.stderr == "gpumem: goes to sbatch as it is: partition gpu has no GPU of type v100\n"
     assert done.stdout.startswith("sbatch --gres=gpu:v100:1 ")
 
 

@@ -41,8 +41,7 @@ def test_without_a_setting_a_step_may_take_twice_as_long_and_the_user_hears_it(d
     assert found["max_slowdown"] == 2
     assert found["shards"] == max(found["shards_by_memory"], found["shards_by_activity"])
     said = desk.call("--dry-run", *BUSY).stderr
-    assert "beside others about " in said
-    assert "times as long as alone, at most " in said
+    assert "expected slowdown while sharing " in said
 
 
 def test_where_the_site_ignores_activity_only_memory_decides(desk: Any, site: Any) -> None:
@@ -126,7 +125,7 @@ def test_memory_by_hand_is_no_way_around_the_rule_where_the_site_says_what_to_as
     found = asked(desk, *by_hand, env=env)
     assert found["shards"] == found["shards_by_activity"] > found["shards_by_memory"] == 4
     said = desk.call("--dry-run", *by_hand, env=env).stderr
-    assert "not measured yet, it counts as 50 % busy (memory alone: 4)" in said
+    assert "4 for memory, 11 for GPU load (not measured yet: 50 % busy)" in said
     light = asked(desk, *by_hand, env=site(limit.replace("\n", "\nunknown_activity = 0.05\n", 1)))
     assert light["shards"] == 4
 
@@ -142,4 +141,4 @@ def test_what_earlier_runs_of_the_script_showed_is_taken_before_what_the_site_as
     file = desk.folder / "remembered.json"
     write_remembered(file, {}, {recipe: {"a100": [90]}})
     said = desk.call("--dry-run", *by_hand, env={**env, "GPUMEM_REMEMBERED": str(file)}).stderr
-    assert "its earlier runs kept the GPU 90 % busy (memory alone: 4)" in said
+    assert "for GPU load (90 % busy in earlier runs)" in said

@@ -126,10 +126,28 @@ def test_stdout_is_sbatchs_and_the_human_line_is_on_stderr(desk: Any) -> None:
     )
 
 
-def test_quiet_means_quiet(desk: Any) -> None:
-    done = desk.call("-Q", "--parsable", "-H", "job.sh", "--gpu-mem", "4G")
-    desk.jobs.append(done.stdout.strip())
-    assert done.stderr == ""
+def test_the_batch_size_of_the_scripts_command_counts_for_every_text_and_is_said(desk: Any) -> None:
+    fixed = (desk.folder / "summary.txt").read_text().replace("[-1,", "[2,")
+    (desk.folder / "two.txt").write_text(fixed)
+    desk.script("job.sh", "python train.py --batch-size 160")
+    for model in ("summary.txt", "two.txt"):
+        said = desk.call("--dry-run", "job.sh", "--model", model).stderr
+        assert f"gpumem: {model}, batch 160 (job.sh, line 3), Adam, fp32 → peak" in said
+        assert "make them agree" not in said
+    stated = desk.call("--dry-run", "job.sh", "--model", "two.txt", "--batch-size", "8").stderr
+    assert "batch 8, Adam" in stated
+    assert "but the estimate is for a batch of 8: make them agree" in stated
+    desk.script("job.sh", "python train.py")
+    (desk.folder / "one.txt").write_text(fixed.replace("[2,", "[1,"))
+    told = "the estimate is for a batch of 1, as the summary was made"
+    assert told in desk.call("--dry-run", "job.sh", "--model", "one.txt").stderr
+    assert told not in desk.call("--dry-run", "job.sh", "--model", "one.txt", "--batch-size", "1").stderr
+
+
+def test_quiet_silences_us_and_not_the_jobs_number(desk: Any) -> None:
+    done = desk.call("-Q", "-H", "job.sh", "--gpu-mem", "4G")
+    desk.jobs.append(done.stdout.split()[-1])
+    assert (re.sub("[0-9]+", "N", done.stdout), done.stderr) == ("Submitted batch job N\n", "")
 
 
 def test_parsable_output_and_the_exit_code_are_exactly_sbatchs(desk: Any) -> None:
@@ -423,8 +441,9 @@ def test_control_characters_do_not_reach_the_terminal(desk: Any) -> None:
 def test_the_estimate_follows_the_gpu_the_user_names(desk: Any) -> None:
     done = desk.call("--dry-run", "--json", "job.sh", *MODEL, "--batch-size", "8", "--gpu", "a100")
     assert json.loads(done.stdout)["gres"].startswith("shard:a100:")
-    other = desk.call("--dry-run", "job.sh", *MODEL, "--batch-size", "8", "--gpu", "h200")
-    assert "partition gpu has no h200" in other.stderr
+    other = desk.call("--dry-run", "--json", "job.sh", *MODEL, "--batch-size", "8", "--gpu", "v100")
+    assert "partition gpu has no v100: the estimate is for its a100" in other.stderr
+    assert (json.loads(other.stdout)["gpu"], json.loads(done.stdout)["gpu"]) == ("a100", "a100")
 
 
 def test_a_report_on_a_pending_job_says_that_it_has_not_started(desk: Any) -> None:

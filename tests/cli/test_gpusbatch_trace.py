@@ -393,7 +393,7 @@ def test_one_process_that_asks_for_several_gpus_is_submitted_as_it_is_and_the_id
     done = desk.call("--trace", "--hold", "job.sh")
     assert done.returncode == 0, done.stderr
     assert "the script works with 1 GPU of the 2 that it asks for" in done.stderr
-    assert "GPU options left as they are: it asks for 2 GPUs (--gres)" in " ".join(done.stderr.split())
+    assert "keeps its 2 whole GPUs: it asks for 2 GPUs (--gres)" in " ".join(done.stderr.split())
     assert desk.shown(done.stdout.split()[-1])["TresPerNode"].endswith("gpu:2")
 
 
@@ -401,7 +401,7 @@ def test_a_job_on_whole_nodes_is_not_traced_and_says_so(desk: TraceDesk) -> None
     desk.job("$PYTHON train.py", head="#!/bin/bash\n#SBATCH --gres=gpu:1 --exclusive")
     done = desk.call("--trace", "--hold", "job.sh")
     assert done.returncode == 0, done.stderr
-    assert "not traced: --exclusive takes whole nodes, so its GPU options stay" in done.stderr
+    assert "not traced: --exclusive takes whole nodes, so it keeps its GPUs" in done.stderr
 
 
 def test_options_that_contradict_each_other_are_refused(desk: TraceDesk) -> None:

@@ -85,16 +85,22 @@ def _flat(*kinds: str) -> ModelSummary:
 
 
 def test_without_nesting_one_general_name_is_no_librarys_model() -> None:
-    # torchvision's ResNets name no other class.
-    assert not custom_forward(_flat("Conv2d", "ReLU", "Bottleneck")).classes
-    assert custom_forward(_flat("Conv2d", "ReLU", "ConvBN")).classes == ("model",)
+    # torchvision's ResNets name no other class; whose model it stands in, the text does not say.
+    theirs = custom_forward(
+        _flat("Conv2d", "MaxPool2d", "Conv2d", "Bottleneck", "AdaptiveAvgPool2d", "Linear")
+    )
+    assert (theirs.is_much, theirs.message.split(" does")[0]) == (False, "what model.forward")
+    # Who pools without a layer, where the library has one, has a forward of their own.
+    assert custom_forward(_flat("Conv2d", "MaxPool2d", "Conv2d", "Bottleneck", "Linear")).is_much
+    assert custom_forward(_flat("Conv3d", "BasicBlock", "MaxPool3d", "AdaptiveAvgPool3d", "Linear")).is_much
+    assert custom_forward(_flat("Conv2d", "ReLU", "ConvBN")).is_much
     # Weights that are computed from others are torch's own, in any model.
-    assert custom_forward(_flat("_WeightNorm", "ParametrizedConv1d", "ReLU")).classes == ("model",)
+    assert custom_forward(_flat("_WeightNorm", "ParametrizedConv1d", "ReLU")).is_much
 
 
 def test_without_nesting_a_class_must_end_with_a_layer_that_the_known_one_has() -> None:
     theirs = ("Conv2d", "Attention", "Conv2d", "Mlp", "Block")
-    assert not custom_forward(_flat(*theirs)).classes
+    assert not custom_forward(_flat(*theirs)).is_much
     mine = ("Conv2d", "Attention", "Conv2d", "InvertedResidual", "Identity", "Block")
     assert custom_forward(_flat(*mine)).classes == ("Block",)
 

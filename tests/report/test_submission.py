@@ -17,9 +17,9 @@ from slurm_gpumem.report.submission import explain_submission, submission_json, 
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.candidate_gpus import GpuModel
-from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.needs import NeedOnGpu
+from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.request import GpuRequest, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
@@ -62,9 +62,9 @@ def test_the_line_names_the_model_its_peak_and_the_share() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        ("trace", "it keeps the GPU 60 % busy"),
-        ("remembered", "its earlier runs kept the GPU 60 % busy"),
-        ("assumed", "not measured yet, it counts as 60 % busy"),
+        ("trace", ""),
+        ("remembered", " (60 % busy in earlier runs)"),
+        ("assumed", " (not measured yet: 60 % busy)"),
     ],
 )
 def test_why_the_share_is_larger_and_what_it_may_cost_stand_below_the_line(source: str, why: str) -> None:
@@ -72,8 +72,10 @@ def test_why_the_share_is_larger_and_what_it_may_cost_stand_below_the_line(sourc
     busy = Activity(0.5, 3, False, "pressure", 3, used, "shared")
     share = SHARE._replace(units=12, activity_units=12, reason="12 of 40 shards on an a100")
     *_, asked, cost = submission_line(plan(share, activity=busy)).split("\n")
-    assert asked == f"asking for 12 of 40 shards on an a100: {why} (memory alone: 3)"
-    assert re.fullmatch(r"beside others about [0-9.]+ times as long as alone, at most [0-9.]+", cost)
+    assert asked == f"asking for 12 of 40 shards on an a100: 3 for memory, 12 for GPU load{why}"
+    assert re.fullmatch(r"expected slowdown while sharing [0-9.]+x, at most [0-9.]+x", cost)
+    line = submission_line(plan(share, activity=busy._replace(because="tolerance"))).replace("\n", " ")
+    assert "for GPU load" + why + " (fewer with --max-slowdown above 3)" in line
 
 
 @pytest.mark.parametrize("name", ["small.json", "the-model-of-an-experiment-with-a-name-of-some-length.json"])
@@ -110,7 +112,7 @@ def test_the_arrow_is_ascii_where_stderr_is(monkeypatch: pytest.MonkeyPatch) -> 
         ),
         (
             plan(None, model=False, kept_because="it runs on 2 nodes"),
-            "GPU options left as they are: it runs on 2 nodes",
+            "goes to sbatch as it is: it runs on 2 nodes",
         ),
     ],
 )

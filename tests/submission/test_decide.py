@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -16,14 +17,16 @@ from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
-from slurm_gpumem.submission.decide import Plan, choose_request, decide
+from slurm_gpumem.submission.decide import decide
 from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
 from slurm_gpumem.submission.job_trace.before_submission import whole_gpu_instead
 from slurm_gpumem.submission.job_trace.result import Trace
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
+from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.request import GpuKind, Need
+from slurm_gpumem.submission.rules import choose_request
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.submission import (
@@ -252,7 +255,9 @@ def test_a_text_without_shapes_never_decides_a_share() -> None:
         plan = unseen_plan(rule, model="pair.txt", unseen=bare)
         assert plan.request is not None
         assert (plan.request.gres, plan.shared) == ("gpu:1", False)
-        assert plan.reason == "the text shows no shapes"
+        assert plan.reason.startswith("the text shows no shapes, so its peak is not estimated (--input 3x224")
+        assert (plan.largest, decision_of(plan, build_call(plan)).peak_mib) == (None, None)
+        assert re.search(r"peak [0-9]|est=|req=", f"{submission_line(plan)} {build_call(plan).added}") is None
     with pytest.raises(UsageError, match=r"shows no shapes.*This site does not guess"):
         unseen_plan("ask", model="pair.txt", unseen=bare)
 

@@ -106,11 +106,21 @@ def test_activity_counts_in_mps_units_too() -> None:
     assert share_gpu([gpu], [Need(4_000, 4_000, 0.6)], MPS, gpu_type=None).units == 60
 
 
-def test_the_activity_that_any_kind_in_reach_needs_is_asked_for() -> None:
-    request = share_gpu(
-        [A100, H200], [Need(4_000, 5_000, 0.5), Need(4_000, 5_000, 0.2)], SHARDS, gpu_type=None
-    )
-    assert request.units == 28
+@pytest.mark.parametrize(
+    ("on_a100", "on_h200", "gres"),
+    [
+        (0.2, 0.07, "shard:10"),
+        (0.2, 0.28, "shard:a100:8"),
+        (0.2, 0.5, "shard:a100:8"),
+        (1.0, 0.2, "shard:h200:28"),
+    ],
+)
+def test_a_type_is_named_where_one_number_for_all_would_take_much_more_of_a_gpu_than_the_job_needs(
+    on_a100: float, on_h200: float, gres: str
+) -> None:
+    needs = [Need(1_300, 1_400, on_a100), Need(1_300, 1_400, on_h200)]
+    request = share_gpu([A100, H200], needs, SHARDS, gpu_type=None)
+    assert (request.gres, request.memory_units) == (gres, 2)
 
 
 def test_a_job_that_fills_every_kind_needs_one_to_itself() -> None:

@@ -16,6 +16,7 @@ from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import GpuModel
 from slurm_gpumem.submission.job_variables import job_environment
+from slurm_gpumem.submission.script_batch import the_batch
 from slurm_gpumem.submission.script_remarks import (
     batch_remark,
     preallocation_remark,
@@ -93,6 +94,33 @@ def test_a_fraction_that_is_more_than_the_share_is_remarked(fraction: str, fits:
 def test_a_batch_divided_over_several_gpus_draws_no_remark() -> None:
     job = asked("python train.py --batch-size 256", "--gres=gpu:8")
     assert batch_remark(job, Workload(job=TrainingJob(32))) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "size", "where"),
+    [
+        ("python train.py --batch-size 160", 160, "job.sh, line 3:"),
+        ('N=160\npython train.py --batch-size "${N}" --eval-batch-size 512', 160, "job.sh, line 4:"),
+        ("python train.py data.batch_size=64 data.eval_batch_size=512", 64, "job.sh, line 3:"),
+        ("python train.py --epochs 3", 48, "train.py's default"),
+        ("python train.py --config large.yaml", None, ""),
+        ("python train.py --batch 160", None, ""),
+        ("python train.py --batch-size $((2 * N))", None, ""),
+        ("python a.py --batch-size 64\npython b.py --batch-size 32", None, ""),
+        ("python train.py --global_batch_size=512", None, ""),
+    ],
+)
+def test_a_job_has_the_one_batch_size_that_its_commands_or_a_default_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, size: Optional[int], where: str
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "p.add_argument('--epochs', default=9)\np.add_argument(\n    '-b', "
+        "'--batch-size', type=int, default=48, help='(default: 7)')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    job = asked(body)
+    found = the_batch(job.commands, job.script_text)
+    assert (found and (found.size, found.where)) == (size and (size, where))
 
 
 def remark_for(body: str) -> Optional[str]:

@@ -20,7 +20,18 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from math import prod
-from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    AbstractSet,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError
@@ -55,6 +66,8 @@ _ALONE = frozenset(
 library names several: one general name (ConvBN, ResBlock) is somebody's own."""
 _LIBRARY_MODEL = re.compile(r"^([A-Z][a-z]{2,}|\w{4})\w*For[A-Z]\w+$")
 """A model of transformers with a head, and how the names of its classes begin."""
+_END = re.compile(r"Adaptive|Head")
+"""What models of a library end with, where they have a layer for it."""
 _COMPUTED_WEIGHTS = re.compile(r"Parametrized|_WeightNorm|_SpectralNorm|_Orthogonal")
 
 
@@ -91,6 +104,14 @@ class KnownClasses:
                 return line.decode("utf-8", "replace")
             low, high = (end + 1, high) if line < start else (low, begin)
         return ""
+
+    def owners(self, kind: str) -> Iterator[Entry]:
+        """The classes of measured models that have this one below them."""
+        name = re.escape(kind.encode())
+        for line in re.finditer(rb"(?m)^\S+ m .*\b" + name + rb"\b.*$", self._data):
+            words = line[0].decode("utf-8", "replace").split(" ")
+            if kind in words[2:]:
+                yield Entry(words[1], frozenset(words[2:]))
 
     def fits(self, kind: str, inside: FrozenSet[str]) -> bool:
         """Whether a class of this name over these classes is the one that is known."""
@@ -184,8 +205,24 @@ def _without_nesting(summary: ModelSummary, known: KnownClasses) -> CustomForwar
         for kind, entry in found.items()
         if entry is not None and entry.marks == "m" and not _COMPUTED_WEIGHTS.match(kind)
     }
-    library = len(measured) > 1 or bool(measured & _ALONE)
-    return CustomForward(0.0, ()) if library else CustomForward(1.0, (NO_NAME,))
+    library = len(measured) > 1 or any(_in_a_library_model(kind, kinds, known) for kind in measured & _ALONE)
+    # Even then the model's own forward may be somebody's, as in a nested text of a model around a library's.
+    return CustomForward(0.0 if library else 1.0, (NO_NAME,))
+
+
+def _in_a_library_model(block: str, kinds: AbstractSet[str], known: KnownClasses) -> bool:
+    """Whether a library's model has this class and all that stands beside it.
+
+    A model that ends without the head or pooling layer of the library's does that in a forward of its own.
+    """
+    entry = known[block]
+    inside = entry.below if entry else frozenset()
+    beside = {kind for kind in kinds if kind not in inside and not _is_free(kind)} | {block}
+    ends = any(_END.search(kind) for kind in beside)
+    return any(
+        beside <= owner.below and (ends or not any(_END.search(kind) for kind in owner.below))
+        for owner in known.owners(block)
+    )
 
 
 def _strange_owners(summary: ModelSummary, known: KnownClasses) -> List[str]:

@@ -14,11 +14,11 @@ from slurm_gpumem.slurm.job_environment import ArrayTask
 from slurm_gpumem.slurm.sbatch import SALLOC, SBATCH
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import find_candidates
-from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.job_trace import cache
 from slurm_gpumem.submission.job_trace.batch_script import Progress, ScriptRun, script_run, trace_script
 from slurm_gpumem.submission.job_trace.result import Trace
 from slurm_gpumem.submission.job_trace.trace_job import Deferred, deferred_trace, whole_until_traced
+from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.sharded_jobs import why_not_estimated
 from slurm_gpumem.submission.submission import Submission
 from slurm_gpumem.summaries.reader import read_summary
@@ -91,7 +91,7 @@ def with_trace(asked: Submission, progress: Progress, *, here: bool = False) -> 
 def why_not_traced(asked: Submission) -> str:
     """Why a trace would change nothing for this job; "" where it would."""
     if asked.gpus.keep_whole and asked.gpus.total < 2:  # several GPUs get a verdict
-        return f"{asked.gpus.keep_whole}, so its GPU options stay"
+        return f"{asked.gpus.keep_whole}, so it keeps its GPUs"
     if asked.gpus.shared_gres:
         return f"its own --gres={asked.gpus.shared_gres} stays"
     return ""

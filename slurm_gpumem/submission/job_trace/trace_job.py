@@ -24,8 +24,9 @@ from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
-from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.needs import estimate_needs
+from slurm_gpumem.submission.plan import Plan
+from slurm_gpumem.submission.rules import choose_request
 from slurm_gpumem.submission.sbatch_call import PlannedCall
 from slurm_gpumem.submission.submission import Submission, Workload
 
