@@ -17,7 +17,7 @@ pytestmark = [needs_root, pytest.mark.slurm]
 STEPS = 60
 SLOTS = "mine gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue,slot=20"
 PROGRAM = f"""
-import time
+import os, time
 import torch
 from slurm_gpumem.adapters.slots import Slot
 
@@ -34,7 +34,7 @@ for step in slot.steps({STEPS}):
     optimizer.step()
     scheduler.step()
     print("loss", step, f"{{loss.item():.6f}}", flush=True)
-    time.sleep(0.5)
+    time.sleep(0.5 if "SLURM_JOB_ID" in os.environ else 0)
 """
 
 
@@ -57,7 +57,7 @@ def test_losses_and_steps_are_those_of_a_run_without_slots(module_site: Site) ->
         comment=SLOTS,
         env={"GPUMEM_CHECKPOINTS": f"{site.root}/out/saved"},
     )
-    shown = site.ended(job, "COMPLETED")
+    shown = site.ended(job, "COMPLETED", 900)  # on a busy machine a slot may be over after one step
     assert int(shown["RestartCnt"]) >= 1
     assert losses(site.out(job)) == losses(alone.stdout)
     assert len(losses(alone.stdout)) == STEPS
