@@ -295,10 +295,10 @@ def test_a_site_that_gives_whole_nodes_learns_that_this_changes() -> None:
     head = HEAD.replace("select/cons_tres", "select/linear").replace("CR_Core_Memory", "CR_Memory")
     now = snapshot_of({**PLAIN, "slurm.conf": PLAIN["slurm.conf"].replace(HEAD, head)}, ["n1", "c1"])
     proposal = proposed(now)
-    spread = ",LL_SHARED_GRES" if proposal.plan.idle_first else ""
-    assert f"SelectTypeParameters=CR_Core_Memory{spread}\n" in proposal.files["slurm.conf"]
+    words = "CR_Core_Memory" + (",LL_SHARED_GRES" if proposal.plan.idle_first else "")
+    assert f"SelectTypeParameters={words}\n" in proposal.files["slurm.conf"]
     assert any(
-        note.startswith("select/linear becomes select/cons_tres with CR_Core_Memory on the whole cluster")
+        note.startswith(f"select/linear becomes select/cons_tres with {words} on the whole cluster")
         for note in proposal.notes
     )
     assert passes(tried(proposal, now))
