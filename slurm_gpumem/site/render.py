@@ -50,10 +50,15 @@ def node_gres(plan: SitePlan, group: NodeGroup) -> str:
     whole = [gres_word("gpu", gpus.gpu_type, gpus.count) for gpus in group.gpus]
     divided = [gpus for gpus in group.gpus if not gpus.instance]
     shared = [gres_word(plan.gres, gpus.gpu_type, gpus.count * plan.shares(gpus)) for gpus in divided]
-    newer = plan.version is None or plan.version >= SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
-    if newer and shared and len(divided) < len(group.gpus):
+    if shared and not shares_have_types(plan, group):
         shared = [gres_word(plan.gres, "", sum(gpus.count * plan.shares(gpus) for gpus in divided))]
     return ",".join([*whole, *shared])
+
+
+def shares_have_types(plan: SitePlan, group: NodeGroup) -> bool:
+    """Whether the node's shares have a type in Gres=: without one, no srun in a job of typed shares works."""
+    newer = plan.version is None or plan.version >= SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
+    return not newer or not any(gpus.instance for gpus in group.gpus)
 
 
 def gres_lines(plan: SitePlan, *, with_gpus: bool) -> List[str]:

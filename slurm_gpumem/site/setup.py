@@ -26,6 +26,7 @@ from slurm_gpumem.site.queue_order import flow_settings, has_patience
 from slurm_gpumem.site.render import limit_for, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup_notes import (
     has_lua_plugin,
+    instance_notes,
     left_out_notes,
     level_notes,
     memory_notes,
@@ -139,6 +140,7 @@ def propose(
     plan = replace(plan, unknown_share=unknown_share(snapshot.tables if snapshot else {}, new_limit))
     notes = shard_notes(plan, size, snapshot.nodes if snapshot else ())
     notes += cloud_notes(snapshot) if snapshot else []
+    notes += instance_notes(plan)
     notes += time_limit_notes(plan, snapshot.partitions) if snapshot else []
     notes += left_out_notes(_wanted_gres(plan), snapshot.nodes) if snapshot else []
     if plan.placement == SPREAD and snapshot is None:

@@ -10,6 +10,7 @@ from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.queue_order import WORD
+from slurm_gpumem.site.render import shares_have_types
 from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, RECOVERY_HOOK, Memory, value_of, without_time_limit
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import Record
@@ -43,6 +44,15 @@ def time_limit_notes(plan: SitePlan, partitions: Sequence[Mapping[str, str]]) ->
     endless = without_time_limit(part for part in partitions if part["PartitionName"] in shared)
     where = f"partition {', '.join(endless)}"
     return [f"{where} has no time limit: {DEFAULT_TIME} (gpumem docs placement)"] if endless else []
+
+
+def instance_notes(plan: SitePlan) -> List[str]:
+    """What does not work on nodes with MIG instances beside whole GPUs."""
+    return [
+        f"{group.nodes}: srun fails in jobs with shares there, beside MIG instances (gpumem docs mig)"
+        for group in plan.groups
+        if not shares_have_types(plan, group) and not all(gpus.instance for gpus in group.gpus)
+    ]
 
 
 def level_notes(partitions: Sequence[str]) -> List[str]:

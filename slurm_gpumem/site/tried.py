@@ -12,6 +12,7 @@ from slurm_gpumem.devcluster.sandbox import Configuration
 from slurm_gpumem.devcluster.trial import Answer, Trial
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.site.lua_report import try_lua
+from slurm_gpumem.site.render import shares_have_types
 from slurm_gpumem.site.requests import (
     NewRequest,
     Request,
@@ -24,6 +25,7 @@ from slurm_gpumem.site.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf_file import read_tree
 from slurm_gpumem.slurm.conf_nodes import attributes_of, lines_of
+from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 from slurm_gpumem.slurm.nodes import Record
 
@@ -141,13 +143,17 @@ def _wrong_devices(running: Trial, proposal: Proposal, nodes: Sequence[Record]) 
         partition = next(filter(None, node.get("Partitions", "").split(",")), None)
         if group is None or not group.mixed or partition is None:
             continue
+        typed = shares_have_types(proposal.plan, group)
+        if not typed and sum(not gpus.instance for gpus in group.gpus) > 1:
+            continue  # steps cannot tell them apart there
         first = 0
         for gpus in group.gpus:
             right = {str(number) for number in range(first, first + gpus.count)}
             first += gpus.count
             if gpus.instance:
                 continue
-            gres = f"{proposal.plan.gres}:{gpus.gpu_type}:{proposal.plan.shares(gpus)}"
+            kind = gpus.gpu_type if typed else ""
+            gres = gres_word(proposal.plan.gres, kind, proposal.plan.shares(gpus))
             where = (f"-p{partition}", f"-w{node['NodeName']}", "-n1", "--mem=1", f"--gres={gres}")
             given = running.devices(where) or "none"
             if given not in right:

@@ -451,7 +451,8 @@ def _await_state(desk: TraceDesk, job: str, wanted: List[str], timeout_s: float 
         shown = desk.shown(job)
         if shown["JobState"] in wanted:
             return shown
-        assert shown["JobState"] in ("PENDING", "RUNNING", "COMPLETING"), shown
+        logs = [path.read_text() for path in desk.folder.glob("gpumem-trace-*")]
+        assert shown["JobState"] in ("PENDING", "RUNNING", "COMPLETING"), (logs, shown)
         time.sleep(0.2)
     raise AssertionError(f"job {job} is {shown['JobState']} ({shown['Reason']})")
 

@@ -80,6 +80,10 @@ class Site:
     def samplers(self) -> List[int]:
         return samplers_of(self.folder.root)
 
+    def as_seen_on_the_node(self, path: Path) -> Path:
+        """A tree's Slurm has mounts of its own, and so has what its hooks start."""
+        return Path(f"/proc/{self.samplers()[0]}/root{path}")
+
     def assert_clean(self) -> None:
         assert self.mps.daemons() == []
         assert jobs.all_jobs(self.folder) == ()

@@ -31,7 +31,7 @@ def _client(site: Site, job: int) -> int:
 
 def _left_server(site: Site, uid: int, pid: int) -> bool:
     """Whether MPS was told to let the process go."""
-    log = site.folder.log(standin_uuid("n1", 0), uid) / "control.log"
+    log = site.as_seen_on_the_node(site.folder.log(standin_uuid("n1", 0), uid) / "control.log")
     return f" {pid}" in "".join(line for line in log.read_text().splitlines() if "terminate_client" in line)
 
 

@@ -10,7 +10,9 @@ import pytest
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec
+from slurm_gpumem.devcluster.trial import installed_version
 from tests.recovery.conftest import OOM_LINE, Site, hurried, make_site, needs_root
+from tests.support.site_files import SLURM_ROOT
 from tests.support.slurm_jobs import submit
 from tests.support.waiting import until
 
@@ -54,12 +56,8 @@ USER_SIGNAL = "SlurmctldParameters=preempt_send_user_signal"
 
 
 @pytest.mark.parametrize(
-    ("grace_s", "lines", "asked", "told", "comes_back"),
-    [
-        (0, (), (), "TERM", True),
-        (8, (), (), "TERM", True),
-        (8, (USER_SIGNAL,), ("--signal=B:USR1@30",), "USR1", False),
-    ],
+    ("grace_s", "lines", "asked", "told"),
+    [(0, (), (), "TERM"), (8, (), (), "TERM"), (8, (USER_SIGNAL,), ("--signal=B:USR1@30",), "USR1")],
 )
 def test_what_a_batch_script_sees_of_preemption(
     make_cluster: Callable[..., Cluster],
@@ -68,10 +66,9 @@ def test_what_a_batch_script_sees_of_preemption(
     lines: Tuple[str, ...],
     asked: Tuple[str, ...],
     told: str,
-    comes_back: bool,
 ) -> None:
-    """A script that ends when it is told to comes back, except in its grace time, in which it is told nothing
-    unless it asked for a signal."""
+    """A script that ends when it is told to comes back. In its grace time it is told nothing unless it asked
+    for a signal."""
     state_folder.chmod(0o777)
     conf = (
         "PreemptType=preempt/partition_prio",
@@ -91,9 +88,12 @@ def test_what_a_batch_script_sees_of_preemption(
     urgent = submit(cluster, *whole, "--partition=urgent", command="true")
     wait_for_job(cluster, urgent, timeout_s=120)
     ended = wait_for_job(cluster, job, ("COMPLETED",), timeout_s=120)
+    # Before 24.05 a job that ends in its grace time is over.
+    comes_back = told == "TERM" or installed_version(SLURM_ROOT) >= (24, 5)
     first, signalled, *again = log.read_text().splitlines()
     assert (first, signalled, bool(again)) == ("run", told, comes_back)
-    assert ended["Restarts"] == ("1" if comes_back else "0")
+    # 24.11 runs it once more than it has to.
+    assert (ended["Restarts"] != "0") == comes_back
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -20,13 +19,7 @@ from tests.support.slurm_jobs import verified_peaks
 from tests.support.waiting import until
 
 pytest.importorskip("torch")
-pytestmark = [
-    needs_root,
-    pytest.mark.slurm,
-    pytest.mark.skipif(
-        bool(os.environ.get("GPUMEM_TEST_SLURM_ROOT")), reason="no torch in the jobs of a tree"
-    ),
-]
+pytestmark = [needs_root, pytest.mark.slurm]
 
 BIN = Path(sys.executable).parent
 USERS = ("nobody", "daemon")

@@ -64,7 +64,8 @@ def test_a_continued_line_gets_its_gres_before_the_backslash() -> None:
     text = proposal.files["slurm.conf"]
     assert "\n  Gres=gpu:a100:4,shard:a100:156  # ours\n" in text
     assert "\n CPUs=16 RealMemory=64000 Gres=gpu:a100:4,shard:a100:156 \\\n" in text
-    assert "PartitionName=gpu Nodes=ALL DefMemPerCPU=4000 DefMemPerGPU=16000 \\\n" in text
+    level = " LLN=YES" if proposal.plan.level else ""
+    assert f"PartitionName=gpu Nodes=ALL DefMemPerCPU=4000 DefMemPerGPU=16000{level} \\\n" in text
     assert passes(tried(proposal, now))
     broken = text.replace("CPUs=16 \\  # two", "CPUs=16 \\ Gres=gpu:a100:4 # two", 1)
     verdict = tried(replace(proposal, files={**proposal.files, "slurm.conf": broken}), now)
@@ -294,9 +295,10 @@ def test_a_site_that_gives_whole_nodes_learns_that_this_changes() -> None:
     head = HEAD.replace("select/cons_tres", "select/linear").replace("CR_Core_Memory", "CR_Memory")
     now = snapshot_of({**PLAIN, "slurm.conf": PLAIN["slurm.conf"].replace(HEAD, head)}, ["n1", "c1"])
     proposal = proposed(now)
-    assert "SelectTypeParameters=CR_Core_Memory\n" in proposal.files["slurm.conf"]
+    words = "CR_Core_Memory" + (",LL_SHARED_GRES" if proposal.plan.idle_first else "")
+    assert f"SelectTypeParameters={words}\n" in proposal.files["slurm.conf"]
     assert any(
-        note.startswith("select/linear becomes select/cons_tres with CR_Core_Memory on the whole cluster")
+        note.startswith(f"select/linear becomes select/cons_tres with {words} on the whole cluster")
         for note in proposal.notes
     )
     assert passes(tried(proposal, now))

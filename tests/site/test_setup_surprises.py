@@ -14,6 +14,7 @@ from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.hook_files import hook_files
 from slurm_gpumem.site.setup import SetupOptions, summary_lines
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 from tests.support.site_files import GPUS, HEAD, SLURM_ROOT, proposed, snapshot_of, tried
 from tests.support.whole_site import GPUMEM
 
@@ -59,6 +60,8 @@ def test_a_node_with_a_whole_gpu_and_instances() -> None:
     proposal = proposed(now)
     assert "m1: 1 x a100, each 39 shards of 1024 MiB (1024 MiB kept back)" in summary_lines(proposal.plan)
     assert "Name=shard Type=a100 Count=39 File=/dev/nvidia0\n" in proposal.files["gres.conf"]
+    (note,) = [note for note in proposal.notes if "srun fails" in note] or [""]
+    assert bool(note) == (now.version >= SHARES_WITHOUT_TYPE_BESIDE_INSTANCES)
     assert passes(proposal, now)
 
 

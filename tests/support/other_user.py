@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -37,10 +40,23 @@ def user_python() -> Optional[Tuple[str, Dict[str, str]]]:
     """A Python that the user may start and its environment; None where there is none."""
     # Ours may be in a home directory that others cannot enter: then the system's, with our packages.
     path = os.pathsep.join([str(ROOT), *_packages()])
-    for python, more in ((sys.executable, {}), ("/usr/bin/python3", {"PYTHONPATH": path})):
+    system = _copied_python() if os.environ.get("GPUMEM_TEST_SLURM_ROOT") else "/usr/bin/python3"
+    for python, more in ((sys.executable, {}), (system, {"PYTHONPATH": path})):
         if _runs(python, more):
             return python, more
     return None
+
+
+def _copied_python() -> str:
+    """The system's Python where a tree's jobs find it, too: in the tree, /usr has another version."""
+    folder = Path(tempfile.mkdtemp(prefix="gpumem-python-"))
+    atexit.register(shutil.rmtree, folder)
+    folder.chmod(0o755)
+    program = Path("/usr/bin/python3").resolve()
+    (folder / "bin").mkdir()
+    shutil.copy(program, folder / "bin")
+    shutil.copytree(f"/usr/lib/{program.name}", folder / "lib" / program.name)
+    return str(folder / "bin" / program.name)
 
 
 def _packages() -> List[str]:

@@ -140,6 +140,8 @@ def make_whole_site(
         f"TaskProlog={hooks}/task_prolog.sh",
         f"TaskEpilog={hooks}/task_epilog.sh",
         f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh",
+        # Without slurmdbd, age counts nowhere: the default of newer versions needs it.
+        "PriorityType=priority/basic",
         "SchedulerParameters=batch_sched_delay=0,bf_interval=5,bf_window=2940,bf_min_prio_reserve=595",
     ]
     replaced = {line.split("=")[0] for line in extra} | set(without)
