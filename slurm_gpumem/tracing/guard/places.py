@@ -45,7 +45,10 @@ def named_folders(command: Sequence[str], environ: Mapping[str, str]) -> Iterato
     """
     seen: Set[str] = set()
     for path in _spelled(command, environ):
-        folder = _nearest_folder(os.path.realpath(path))
+        try:
+            folder = _nearest_folder(os.path.realpath(path))
+        except OSError:
+            continue  # a link that is not ours to read, as those of others' processes are
         if folder not in seen and folder != "/":
             seen.add(folder)
             yield folder
