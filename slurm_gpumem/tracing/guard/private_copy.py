@@ -1,10 +1,10 @@
-"""A tree of overlays in which everything is read-only, and folders that may be written to have private copies.
+"""A tree of overlays: everything is read-only, and folders that may be written to have private copies.
 
 An overlay with its upper layer in memory is the usual copy, and one without an upper layer is what is only
 read. The kernel allows none over a folder in which other file systems are mounted (it would show what they
 hide), and over some file systems. Such a folder is made again, entry by entry: its folders are covered one by
-one, small files are copied, large ones are shown read-only, and what is beyond a number of folders, or on such
-a file system and named by nobody, is empty.
+one, small files are copied, large ones are shown read-only, and what is beyond a number of folders, or on
+such a file system and named by nobody, is empty.
 
 Copying up a folder or file needs its owner and group to exist in the user namespace, which has only one of
 each. So folders of a colleague's or of another group that may be written to are made in the upper layer
@@ -42,8 +42,10 @@ class Copied(NamedTuple):
 class PrivateCopies:
     """Covers folders below the new root; all that is written lies below `base`, in memory."""
 
-    def __init__(self, base: str, root: str, mounts: List[Mount], hot: Sequence[str], skipped: str) -> None:
-        self._base, self._root, self._skipped = base, root, skipped
+    def __init__(
+        self, base: str, root: str, mounts: List[Mount], hot: Sequence[str], left_out: Set[str]
+    ) -> None:
+        self._base, self._root, self._left_out = base, root, left_out
         self._hot = hot
         self._kinds: Dict[str, str] = {mount.point: mount.kind for mount in mounts}
         self._copied_bytes = 0
@@ -163,7 +165,9 @@ class PrivateCopies:
         """All that is in a folder, in a folder in memory."""
         self._remade += 1
         uid, automounted = os.geteuid(), self._kinds.get(path) == "autofs"
-        found = [entry for entry in _entries(path) if not automounted or entry.path in self._kinds]
+        found = [entry for entry in _entries(path) if entry.path not in self._left_out]
+        if automounted:  # to look at others would mount them
+            found = [entry for entry in found if entry.path in self._kinds]
         entries = sorted(found, key=lambda entry: (_owner(entry) != uid, entry.name))
         for entry in entries[:_MOST_ENTRIES]:
             try:
@@ -178,7 +182,7 @@ class PrivateCopies:
             self._note(made)
         elif entry.is_dir():
             os.mkdir(made)
-            if path == self._skipped or self._kinds.get(path) in KERNEL:
+            if self._kinds.get(path) in KERNEL:
                 return
             os.chmod(made, _mode_for_us(path))
             # A folder of the user's own may lie in one that is not: the working directory does, at times.

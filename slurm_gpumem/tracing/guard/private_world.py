@@ -13,7 +13,7 @@ import os
 from typing import List, NamedTuple, Sequence
 
 from slurm_gpumem.tracing.guard.mounts import all_mounts, writable
-from slurm_gpumem.tracing.guard.places import find_places, named_folders
+from slurm_gpumem.tracing.guard.places import find_places, named_folders, silent
 from slurm_gpumem.tracing.guard.private_copy import PrivateCopies
 from slurm_gpumem.tracing.guard.syscalls import (
     BIND,
@@ -53,6 +53,7 @@ def enter(report: str, megabytes: int, command: Sequence[str]) -> World:
     """Make it and move in; OSError says why it cannot be. `report` is shared with the outside."""
     hot = list(named_folders(command, os.environ))
     mounts = all_mounts()
+    left_out = {report, *silent(mounts)}
     places = find_places(command, os.environ, mounts)
     _unshare()
     mount("", "/", "", REC | PRIVATE)
@@ -63,7 +64,7 @@ def enter(report: str, megabytes: int, command: Sequence[str]) -> World:
     os.mkdir(root)
     os.chmod(root, 0o755)
     mount(root, root, "", BIND)
-    copies = PrivateCopies(base, root, mounts, hot, report)
+    copies = PrivateCopies(base, root, mounts, hot, left_out)
     copies.show_all()
     for path in ("/proc", "/sys"):
         mount(path, root + path, "", BIND | REC)

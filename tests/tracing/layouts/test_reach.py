@@ -60,6 +60,25 @@ def test_no_namespace_or_capability_lifts_it() -> None:
     assert found["output"].split()[-1] == "0" * 16
 
 
+_SILENT = """
+import ctypes, os, time
+handle = os.open("/dev/fuse", os.O_RDWR)
+options = f"fd={handle},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
+assert ctypes.CDLL(None).mount(b"silent", b"/mnt", b"fuse", 0, options) == 0
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_that_does_not_answer_holds_up_no_trace() -> None:
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("this machine has no FUSE")
+    site = replace(LOCAL, daemons=(("-c", _SILENT),))
+    found = run_in(site, in_shell("ls -d /mnt/* /usr/bin/env; echo x > new"))
+    assert found["output"].split() == ["/usr/bin/env"], found["errors"]
+    assert found["private"]["files"] == "overlay", found["private"]
+
+
 def test_no_control_group_of_the_users_can_be_mounted() -> None:
     group = "/sys/fs/cgroup/unified" if os.path.isdir("/sys/fs/cgroup/unified") else "/sys/fs/cgroup"
     own = f"{group}/gpumem-layout-{os.getpid()}"
