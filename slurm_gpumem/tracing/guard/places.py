@@ -11,8 +11,10 @@ import pwd
 import re
 import select
 import signal
+import threading
 import time
-from typing import Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
+from contextlib import suppress
+from typing import Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Set, Tuple
 
 from slurm_gpumem.tracing.guard.mounts import KERNEL, Mount, is_below
 
@@ -45,7 +47,10 @@ def named_folders(command: Sequence[str], environ: Mapping[str, str]) -> Iterato
     """
     seen: Set[str] = set()
     for path in _spelled(command, environ):
-        folder = _nearest_folder(os.path.realpath(path))
+        try:
+            folder = _nearest_folder(os.path.realpath(path))
+        except OSError:
+            continue  # a link that is not ours to read, as those of others' processes are
         if folder not in seen and folder != "/":
             seen.add(folder)
             yield folder
@@ -99,15 +104,43 @@ def _topmost(path: str, mounts: List[Mount]) -> str:
     return path
 
 
+def silent(mounts: List[Mount]) -> Set[str]:
+    """Mounts of servers that do not answer: to look at one would hang."""
+    remote = {mount.point for mount in mounts if mount.remote}
+
+    def ask(point: str, tell: Callable[[str], object]) -> None:
+        with suppress(OSError):
+            os.statvfs(point)
+        tell(point)
+
+    def ask_all(tell: Callable[[str], object]) -> None:
+        asked = [threading.Thread(target=ask, args=(point, tell)) for point in remote]
+        for thread in asked:
+            thread.start()
+        for thread in asked:
+            thread.join()
+
+    return remote - set(_told_in_time(ask_all)) if remote else set()
+
+
 def _owned_elsewhere(mounts: List[Mount]) -> List[str]:
-    """The user's own folders on all file systems, looked for in a process that may be given up."""
+    """The user's own folders on all file systems."""
+
+    def search(tell: Callable[[str], object]) -> None:
+        for path in _searched(mounts):
+            tell(path)
+
+    return _told_in_time(search)
+
+
+def _told_in_time(look: Callable[[Callable[[str], object]], None]) -> List[str]:
+    """Paths that a process tells, which may be given up."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read_end)
         try:
-            for path in _searched(mounts):
-                os.write(write_end, os.fsencode(path) + b"\0")
+            look(lambda path: os.write(write_end, os.fsencode(path) + b"\0"))
         finally:
             os._exit(0)
     os.close(write_end)

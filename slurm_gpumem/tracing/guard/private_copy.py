@@ -1,9 +1,10 @@
-"""A tree in which everything is read-only, and folders that may be written to are covered by private copies.
+"""A tree of overlays: everything is read-only, and folders that may be written to have private copies.
 
-An overlay with its upper layer in memory is the usual copy. The kernel allows none over a folder in which
-other file systems are mounted (it would show what they hide), and over some file systems. Such a folder is
-made again, entry by entry: its folders are covered one by one, small files are copied, large ones stay
-read-only, and so does what is beyond a number of folders.
+An overlay with its upper layer in memory is the usual copy, and one without an upper layer is what is only
+read. The kernel allows none over a folder in which other file systems are mounted (it would show what they
+hide), and over some file systems. Such a folder is made again, entry by entry: its folders are covered one by
+one, small files are copied, large ones are shown read-only, and what is beyond a number of folders, or on
+such a file system and named by nobody, is empty.
 
 Copying up a folder or file needs its owner and group to exist in the user namespace, which has only one of
 each. So folders of a colleague's or of another group that may be written to are made in the upper layer
@@ -20,7 +21,7 @@ import time
 from typing import Dict, Iterator, List, NamedTuple, Sequence, Set
 
 from slurm_gpumem.tracing.guard.mounts import KERNEL, Mount, is_below
-from slurm_gpumem.tracing.guard.syscalls import BIND, REC, make_read_only, mount
+from slurm_gpumem.tracing.guard.syscalls import BIND, RDONLY, make_read_only, mount
 
 _SMALL_BYTES, _SMALL_IN_ALL = 8 << 20, 128 << 20
 _SHARE = 4
@@ -41,8 +42,10 @@ class Copied(NamedTuple):
 class PrivateCopies:
     """Covers folders below the new root; all that is written lies below `base`, in memory."""
 
-    def __init__(self, base: str, root: str, mounts: List[Mount], hot: Sequence[str], skipped: str) -> None:
-        self._base, self._root, self._skipped = base, root, skipped
+    def __init__(
+        self, base: str, root: str, mounts: List[Mount], hot: Sequence[str], left_out: Set[str]
+    ) -> None:
+        self._base, self._root, self._left_out = base, root, left_out
         self._hot = hot
         self._kinds: Dict[str, str] = {mount.point: mount.kind for mount in mounts}
         self._copied_bytes = 0
@@ -51,16 +54,21 @@ class PrivateCopies:
         self._most_copied = min(_SMALL_IN_ALL, space.f_blocks * space.f_frsize // _SHARE)
         self._number = self._remade = 0
         self._seconds = _FILL_S
+        self._empty = self._new_folder("empty")
         self.made: List[Copied] = []
         self.points: Set[str] = set()
         """Where the command may write."""
         self.put: Dict[str, int] = {}
         """Files that were put below the base beforehand, with the time of their last change."""
 
+    def show_all(self) -> None:
+        """All files, read-only."""
+        self._remake("/", self._root)
+
     def cover(self, path: str) -> bool:
         """Whether there is a private copy of this folder now; without one it stays read-only."""
         os.makedirs(self._root + path, exist_ok=True)
-        if not any(is_below(point, path) for point in self._kinds):
+        if not self._has_mounts(path):
             try:
                 self._overlay(path)
                 return True
@@ -68,15 +76,22 @@ class PrivateCopies:
                 pass  # not over this file system: the next way
         if self._remade >= _MOST_REMADE:
             return False
-        self._remake(path)
+        made = self._new_folder("made")
+        os.chmod(made, _mode_for_us(path))
+        mount(made, self._root + path, "", BIND)
+        self.made.append(Copied(made, path))
+        self.points.add(path)
+        self._remake(path, made, writable=True)
         return True
+
+    def _has_mounts(self, path: str) -> bool:
+        return any(is_below(point, path) for point in self._kinds)
 
     def _overlay(self, path: str) -> None:
         upper, work = self._new_folder("upper"), self._new_folder("work")
         self._fill(path, upper)
         os.chmod(upper, _mode_for_us(path))
-        lower = path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
-        options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr"
+        options = f"lowerdir={_escaped(path)},upperdir={upper},workdir={work},userxattr"
         mount("overlay", self._root + path, "overlay", 0, options)
         self.made.append(Copied(upper, path))
         self.points.add(path)
@@ -146,49 +161,58 @@ class PrivateCopies:
 
     # -- Folders in which something is mounted -----------------------------------------------------
 
-    def _remake(self, path: str) -> None:
-        """The folder itself in memory, with all that is in it."""
+    def _remake(self, path: str, made: str, *, writable: bool = False) -> None:
+        """All that is in a folder, in a folder in memory."""
         self._remade += 1
-        made, target = self._new_folder("made"), self._root + path
-        os.chmod(made, _mode_for_us(path))
-        mount(made, target, "", BIND)
-        self.made.append(Copied(made, path))
-        self.points.add(path)
-        uid = os.geteuid()
-        entries = sorted(_entries(path), key=lambda entry: (_owner(entry) != uid, entry.name))
+        uid, automounted = os.geteuid(), self._kinds.get(path) == "autofs"
+        found = [entry for entry in _entries(path) if entry.path not in self._left_out]
+        if automounted:  # to look at others would mount them
+            found = [entry for entry in found if entry.path in self._kinds]
+        entries = sorted(found, key=lambda entry: (_owner(entry) != uid, entry.name))
         for entry in entries[:_MOST_ENTRIES]:
             try:
-                self._entry(entry, os.path.join(made, entry.name))
+                self._entry(entry, os.path.join(made, entry.name), writable=writable)
             except OSError:
                 continue  # removed by somebody in between, or not ours to look at
 
-    def _entry(self, entry: os.DirEntry[str], made: str) -> None:
-        path, target = entry.path, self._root + entry.path
+    def _entry(self, entry: os.DirEntry[str], made: str, *, writable: bool) -> None:
+        path = entry.path
         if entry.is_symlink():
             os.symlink(os.readlink(path), made)
             self._note(made)
-            return
-        if entry.is_dir():
+        elif entry.is_dir():
             os.mkdir(made)
-            os.chmod(made, _mode_for_us(path))
-            if path == self._skipped:
+            if self._kinds.get(path) in KERNEL:
                 return
+            os.chmod(made, _mode_for_us(path))
             # A folder of the user's own may lie in one that is not: the working directory does, at times.
             inside = any(folder == path or is_below(folder, path) for folder in self._hot)
-            below = inside or any(is_below(point, path) for point in self._kinds)
-            plain = self._kinds.get(path, "") not in (*KERNEL, "autofs")
-            wanted = plain and (below or os.access(path, os.W_OK | os.X_OK))
-            if not (wanted and self.cover(path)):
-                self._show(path, target)
+            wanted = inside or self._has_mounts(path) or os.access(path, os.W_OK | os.X_OK)
+            plain = self._kinds.get(path) != "autofs"
+            if not (writable and wanted and plain and self.cover(path)):
+                self._show(path, self._root + path)
         elif entry.is_file() and not self._copy(entry, made):
             with open(made, "wb"):
                 self._note(made)
-            self._show(path, target)
+            mount(path, self._root + path, "", BIND)
+            make_read_only(self._root + path)
+
+    def _is_hot(self, path: str) -> bool:
+        """Whether it is, holds, or lies in a folder that the command names."""
+        return any(path == one or is_below(one, path) or is_below(path, one) for one in self._hot)
 
     def _show(self, path: str, target: str) -> None:
-        """As it is, read-only."""
-        mount(path, target, "", BIND | REC)
-        make_read_only(target, below=True)
+        """As it is, but with inodes of its own, read-only; empty where that cannot be."""
+        if not self._has_mounts(path):
+            try:
+                options = f"lowerdir={_escaped(path)}:{self._empty},userxattr"
+                mount("overlay", target, "overlay", RDONLY, options)
+                return
+            except OSError:
+                if not self._is_hot(path):
+                    return
+        if self._remade < _MOST_REMADE:
+            self._remake(path, target)
 
     # -- Afterwards --------------------------------------------------------------------------------
 
@@ -207,6 +231,10 @@ class PrivateCopies:
                     if len(found) >= most:
                         return sorted(found)
         return sorted(found)
+
+
+def _escaped(path: str) -> str:
+    return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:

@@ -1,5 +1,8 @@
 """Namespaces of our own, in which everything is read-only, empty or a private copy, and no network is.
 
+All that is seen of files goes through overlays: what lies in them has inodes of its own, so a FIFO has nobody
+at its other end, a socket nobody who listens, and a lock nobody who would wait for it.
+
 What the command sees is judged at the end from the kernel's own list of mounts: one that could be written
 to and is not ours is a reason not to run.
 """
@@ -7,11 +10,10 @@ to and is not ours is a reason not to run.
 from __future__ import annotations
 
 import os
-import stat
 from typing import List, NamedTuple, Sequence
 
-from slurm_gpumem.tracing.guard.mounts import all_mounts, is_below, writable
-from slurm_gpumem.tracing.guard.places import find_places, named_folders
+from slurm_gpumem.tracing.guard.mounts import all_mounts, writable
+from slurm_gpumem.tracing.guard.places import find_places, named_folders, silent
 from slurm_gpumem.tracing.guard.private_copy import PrivateCopies
 from slurm_gpumem.tracing.guard.syscalls import (
     BIND,
@@ -24,7 +26,6 @@ from slurm_gpumem.tracing.guard.syscalls import (
     NOSUID,
     PRIVATE,
     REC,
-    UNBINDABLE,
     become_root_folder,
     leave_keyrings,
     make_read_only,
@@ -34,8 +35,9 @@ from slurm_gpumem.tracing.guard.syscalls import (
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
-_KEPT_IN_RUN = ("/run/nscd", "/run/current-system", "/run/opengl-driver")
-_NAME_SERVICES = ("/var/lib/sss/pipes", "/run/nscd", "/var/run/nscd")
+_KEPT_IN_RUN = ("/run/current-system", "/run/opengl-driver")
+"""Links of NixOS to its programs."""
+_NAME_SERVICES = ("/var/lib/sss/pipes/nss", "/run/nscd/socket")
 """Sockets that answer who a user is; all others are out of reach."""
 
 
@@ -51,8 +53,8 @@ def enter(report: str, megabytes: int, command: Sequence[str]) -> World:
     """Make it and move in; OSError says why it cannot be. `report` is shared with the outside."""
     hot = list(named_folders(command, os.environ))
     mounts = all_mounts()
+    left_out = {report, *silent(mounts)}
     places = find_places(command, os.environ, mounts)
-    sockets = _listening()
     _unshare()
     mount("", "/", "", REC | PRIVATE)
     base = os.path.join(report, "private")
@@ -60,17 +62,20 @@ def enter(report: str, megabytes: int, command: Sequence[str]) -> World:
     mount("gpumem", base, "tmpfs", NOSUID | NODEV, f"size={megabytes}m,mode=0700")
     root = os.path.join(base, "root")
     os.mkdir(root)
-    mount("", base, "", UNBINDABLE)  # or the tree would have itself inside
-    mount("/", root, "", BIND | REC)
-    mount("", base, "", PRIVATE)
-    make_read_only(root, below=True)
-    copies = PrivateCopies(base, root, mounts, hot, report)
+    os.chmod(root, 0o755)
+    mount(root, root, "", BIND)
+    copies = PrivateCopies(base, root, mounts, hot, left_out)
+    copies.show_all()
+    for path in ("/proc", "/sys"):
+        mount(path, root + path, "", BIND | REC)
+        make_read_only(root + path, below=True)
     ours = {*_devices(base, root), *_run_folder(base, root), report}
     for place in places:
         copies.cover(place)
-    _hide_sockets(base, root, sockets)
+    _name_services(root)
     os.makedirs(root + report, exist_ok=True)
     mount(report, root + report, "", BIND)
+    make_read_only(root)
     handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     become_root_folder(root)
     leave_keyrings()
@@ -98,6 +103,7 @@ def _unshare() -> None:
 def _devices(base: str, root: str) -> List[str]:
     """A /dev with the few devices that programs need; /dev/shm is empty and terminals are its own."""
     made = os.path.join(base, "dev")
+    os.makedirs(root + "/dev", exist_ok=True)
     os.mkdir(made)
     for name in ("shm", "pts"):
         os.mkdir(os.path.join(made, name))
@@ -127,46 +133,20 @@ def _run_folder(base: str, root: str) -> List[str]:
     os.makedirs(session)
     os.chmod(session, 0o700)
     mount(made, root + "/run", "", BIND)
-    for path in _KEPT_IN_RUN:
-        if os.path.isdir(path):
-            os.makedirs(root + path)
-            mount(path, root + path, "", BIND | REC)
-            make_read_only(root + path, below=True)
+    for path in filter(os.path.islink, _KEPT_IN_RUN):
+        os.symlink(os.readlink(path), root + path)
     return ["/run"]
 
 
-def _listening() -> List[str]:
-    """Sockets with a path, of everybody on this machine.
-
-    The kernel knows the name that each began with. Some programs give it another one afterwards, in the
-    same folder: all that are in it count.
-    """
-    with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
-        rows = [line.rstrip("\n").split(" ", 7) for line in file][1:]
-    paths = {os.path.realpath(row[7]) for row in rows if len(row) == 8 and row[7].startswith("/")}
-    for folder in {os.path.dirname(path) for path in paths}:
-        try:
-            with os.scandir(folder) as entries:
-                paths.update(entry.path for entry in entries if not (entry.is_file() or entry.is_dir()))
-        except OSError:
-            continue  # gone, or not ours to read
-    return sorted(paths)
-
-
-def _hide_sockets(base: str, root: str, sockets: Sequence[str]) -> None:
-    """A read-only file system does not keep anybody from a socket in it."""
-    nothing = os.path.join(base, "nothing")
-    with open(nothing, "wb"):
-        pass
-    for path in sockets:
-        if any(is_below(path, folder) for folder in _NAME_SERVICES):
-            continue
-        try:
-            if stat.S_ISSOCK(os.lstat(root + path).st_mode):
-                mount(nothing, root + path, "", BIND)
-                make_read_only(root + path)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # gone, hidden already, or in a folder that is closed to the user
+def _name_services(root: str) -> None:
+    """Their sockets themselves: what is shown of others has nobody who listens."""
+    for path in map(os.path.realpath, filter(os.path.exists, _NAME_SERVICES)):
+        os.makedirs(os.path.dirname(root + path), exist_ok=True)
+        if not os.path.lexists(root + path):
+            with open(root + path, "wb"):
+                pass
+        mount(path, root + path, "", BIND)
+        make_read_only(root + path)
 
 
 def own_processes() -> None:

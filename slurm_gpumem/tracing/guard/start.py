@@ -20,7 +20,7 @@ if __name__ == "__main__":
         _root = os.path.dirname(_root)
     sys.path.insert(0, _root)
 
-from slurm_gpumem.tracing.guard import private_world, restricted
+from slurm_gpumem.tracing.guard import private_world, restricted, seccomp
 from slurm_gpumem.tracing.guard.leftovers import remove
 from slurm_gpumem.tracing.guard.syscalls import PDEATHSIG, SUBREAPER, give_up_capabilities, prctl
 
@@ -68,7 +68,9 @@ def _in_private_world(report: str, megabytes: int, command: List[str], told: int
     """In a process that ends with it: namespaces cannot be left again."""
     here = os.getcwd()
     try:
+        refused = seccomp.program(alone=False)
         world = private_world.enter(report, megabytes, command)
+        seccomp.install(refused)
         os.chdir(here)
     except OSError as error:
         os.write(told, str(error).encode() or b"refused")

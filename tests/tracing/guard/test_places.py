@@ -40,6 +40,13 @@ def test_own_folders_that_nobody_names_are_found_and_those_too_deep_are_read_onl
     assert found["changed"] == []
 
 
+def test_a_script_that_names_what_is_closed_to_its_user_has_its_copies() -> None:
+    more = "echo ': /proc/1/root /proc/1/cwd/x /root/x; echo new > a' > /home/user/work/job.sh"
+    found = run_in(BY_NAME["local home"], ["sh", "job.sh"], more)
+    assert found["private"]["files"] == "overlay", found["private"]
+    assert found["written"] == ["/home/user/work/a"]
+
+
 def test_what_was_changed_in_copies_is_listed_and_what_was_put_there_is_not() -> None:
     site = BY_NAME["a volume mounted inside home"]
     found = run_in(site, in_shell("echo x >> $HOME/keep.txt; echo y > $HOME/volume/new; rm log.txt"))

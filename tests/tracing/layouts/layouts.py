@@ -232,7 +232,9 @@ def run_in(layout: Layout, command: Sequence[str], more: str = "", **spec: Any) 
             (above / "__init__.py").touch()
         told = {
             "setup": f"D={folder}\n{FILES}\n{layout.setup}\n{more}",
-            "daemons": [[_PYTHON, *words] for words in layout.daemons],
+            "daemons": [
+                [_PYTHON, *(word.replace("$D", str(folder)) for word in words)] for words in layout.daemons
+            ],
             "environment": {
                 "HOME": layout.home,
                 "LAYOUT": str(folder),
@@ -253,6 +255,7 @@ def run_in(layout: Layout, command: Sequence[str], more: str = "", **spec: Any) 
         done = subprocess.run(
             ["unshare", "-m", "--propagation", "private", _PYTHON, str(_HERE / "site.py")],
             input=json.dumps(told),
+            cwd=_HERE.parents[2],
             capture_output=True,
             text=True,
             timeout=60 + spec.get("timeout_s", 120),

@@ -116,6 +116,7 @@ def _tried(spec: Dict[str, Any], started: List[subprocess.Popen[bytes]]) -> Dict
         "code": done.returncode,
         "private": _read(report, "private.json"),
         "written": _read(report, "changed.json"),
+        "observed": _read(report, "observed.json"),
         "outside_lives": outside.poll() is None,
         "outside_changed": [_state(outside.pid), state] if _state(outside.pid) != state else [],
         "shm": sorted(os.listdir("/dev/shm")),
