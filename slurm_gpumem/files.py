@@ -206,7 +206,7 @@ def read_json(path: Path) -> Any:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

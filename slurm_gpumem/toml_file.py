@@ -15,9 +15,7 @@ from typing import Any, Dict, NoReturn, Optional, Union
 
 from slurm_gpumem.errors import ConfigError
 
-_LINE = re.compile(
-    r"[ \t]*(?:#.*|\[(?P<section>[\w-]+)\]|(?P<key>[\w-]+)[ \t]*=[ \t]*(?P<value>.*?))?[ \t\r]*", re.ASCII
-)
+_LINE = re.compile(r"(?:#.*|\[(?P<section>[\w-]+)\]|(?P<key>[\w-]+)[ \t]*=[ \t]*(?P<value>.*))?", re.ASCII)
 _NOT_PLAIN = re.compile(r"[\\{\x7f]|\bnull\b")
 """In a value: what is written differently in TOML and JSON, or is only in one of them."""
 
@@ -42,7 +40,7 @@ def read_plain(text: str) -> Optional[Dict[str, Any]]:
     tables: Dict[str, Any] = {}
     now = tables
     for line in text.split("\n"):
-        found = _LINE.fullmatch(line)
+        found = _LINE.fullmatch(line.strip(" \t\r"))
         if found is None:
             return None
         section, key, value = found.groups()
@@ -76,5 +74,5 @@ def _read_all(text: str, path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
         import tomli as tomllib
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # some of its numbers are too long for Python
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None

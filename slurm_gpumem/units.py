@@ -15,7 +15,7 @@ MIB, GIB = 1 << 20, 1 << 30
 """Bytes."""
 _FACTOR_MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 # [0-9], not \d: a size is ASCII, and int() of other digits would surprise.
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _SURELY_MIB = 512
 """From this number on, nobody means GiB of one GPU."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -41,7 +41,7 @@ def parse_mib(text: str, *, default_unit: str = "") -> int:
 def parse_seconds(text: str) -> int:
     """Seconds of "2h", "90m" or "30s"."""
     number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdigit() and unit in SECONDS):
+    if not (re.fullmatch("[0-9]{1,18}", number) and unit in SECONDS):
         raise UsageError(f"{text!r} is not a time; write it like 2h, 90m or 30s")
     return int(number) * SECONDS[unit]
 

@@ -12,9 +12,11 @@ SITE_VARIABLE = "GPUMEM_SITE_CONFIG"
 
 
 def site_config_path(environ: Optional[Mapping[str, str]] = None) -> str:
-    """The site's file; GPUMEM_SITE_CONFIG names another."""
+    """The site's file: what GPUMEM_SITE_CONFIG names, else one beside SLURM_CONF, else in /etc/slurm."""
     env = os.environ if environ is None else environ
-    return env.get(SITE_VARIABLE) or _SITE_CONFIG
+    beside = os.path.join(os.path.dirname(env.get("SLURM_CONF") or _SITE_CONFIG), "gpumem.toml")
+    # Nodes without a slurm.conf of their own name a copy of Slurm's, which has no gpumem.toml beside it.
+    return env.get(SITE_VARIABLE) or (beside if os.path.exists(beside) else _SITE_CONFIG)
 
 
 def user_config_path() -> str:

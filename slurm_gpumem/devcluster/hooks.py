@@ -22,8 +22,8 @@ _SAMPLER = b"slurm_gpumem.node.sampler"
 
 def install(layout: Layout) -> None:
     """Copy the hooks into the cluster's directory, with their settings."""
-    for name in (*_HOOKS.values(), *_RECOVERY.values(), "hand_over.sh", "log_check.sh", "let_go.sh"):
-        shutil.copy(data_path("prolog", name), layout.hooks)
+    for path in data_path("prolog", "prolog.sh").parent.glob("*.sh"):
+        shutil.copy(path, layout.hooks)
     # Several nodes on one machine: each has its own directory, as each machine would.
     (layout.hooks / "hooks.conf").write_text(
         f"python={sys.executable}\nsite_config={layout.site_config}\n"

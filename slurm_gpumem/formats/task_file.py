@@ -12,6 +12,8 @@ from typing import Iterator, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.files import primary_group, write_atomic
 
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+
 
 class TaskGpu(NamedTuple):
     """One GPU of the job."""
@@ -80,7 +82,7 @@ def format_task_file(task: TaskFile) -> str:
 def read_task_run(path: Path) -> int:
     """The run that a task file is for; 0 where it does not say."""
     try:
-        found = re.search(r"^run ([0-9]+)$", path.read_text(errors="replace"), re.MULTILINE)
+        found = re.search(r"^run ([0-9]{1,9})$", path.read_text(errors="replace"), re.MULTILINE)
     except OSError:
         return 0
     return int(found[1]) if found else 0
@@ -96,5 +98,10 @@ def read_task_gpus(path: Path) -> Tuple[TaskGpu, ...]:
 
 def _gpus(text: str) -> Iterator[TaskGpu]:
     for words in map(str.split, text.splitlines()):
-        if len(words) == 5 and words[0] == "gpu" and words[1].isdigit() and words[4].isdigit():
+        if (
+            len(words) == 5
+            and words[0] == "gpu"
+            and _NUMBER.fullmatch(words[1])
+            and _NUMBER.fullmatch(words[4])
+        ):
             yield TaskGpu(int(words[1]), words[2], words[3], int(words[4]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Iterator, Set, Tuple
+from typing import Dict, Iterable, Iterator, Set, Tuple
 
 from slurm_gpumem.config.node import node_config_from
 from slurm_gpumem.data import LUA_FILES
@@ -160,13 +160,19 @@ def site_files_agree(now: Snapshot) -> Iterator[Finding]:
 
 def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
     """Without PrologFlags=Alloc a Prolog runs only before the first step."""
-    if not any(value_of(now.config, key) for key in ("Prolog", "Epilog")):
+    own = [f"{key}={path}" for key in ("Prolog", "Epilog") for path in [value_of(now.config, key)] if path]
+    unknown = now.hooks_unseen or (now.here and any(check == "may-not-look" for check, _ in now.here.faults))
+    if not unknown and not _are_ours(now, ("Prolog", "Epilog")):
         yield note(
             "no-prolog",
-            "no Prolog and no Epilog",
+            f"{' and '.join(own)}: no hook of gpumem" if own else "no Prolog and no Epilog",
             "a job's GPU memory is neither measured nor limited to its share",
-            "install the hooks, if the site wants that",
+            "install the hooks, if the site wants that; next_prolog= and next_epilog= in hooks.conf run the "
+            "site's own after them"
+            if own
+            else "install the hooks, if the site wants that",
         )
+    if not own:
         return
     flags = {word.lower() for word in words_of(now.config, "PrologFlags")}
     if not flags & {"alloc", "contain"}:
@@ -197,9 +203,7 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
 
 def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
     """Prolog, TaskProlog and Epilog belong together."""
-    seen = now.here.facts.get("files", ()) if now.here else ()
-    paths = [value_of(now.config, key) or "" for key in ("Prolog", "TaskProlog")]
-    if not any("/gpumem/" in path or os.path.basename(path) in seen for path in paths):
+    if not _are_ours(now, ("Prolog", "TaskProlog")):
         return
     if node_config_from(now.tables, "").mps_anywhere() == {"off"}:
         return
@@ -275,6 +279,12 @@ def _shares_by_partition(now: Snapshot, gres: str) -> Dict[str, Set[Tuple[str, i
             found.setdefault(name, set()).update(kinds)
     found.pop("", None)
     return found
+
+
+def _are_ours(now: Snapshot, keys: Iterable[str]) -> bool:
+    """Whether one of these hooks is ours: by its folder, or by what it holds, where that was seen."""
+    seen = now.here.facts.get("ours", ()) if now.here else ()
+    return any(key in seen or "/gpumem/" in (value_of(now.config, key) or "") for key in keys)
 
 
 def _file_of(key: str) -> str:

@@ -142,10 +142,18 @@ def versions_are_equal(now: Snapshot) -> Iterator[Finding]:
 def one_site_file(now: Snapshot) -> Iterator[Finding]:
     """The hooks and gpusbatch should read the same gpumem.toml."""
     theirs = "" if now.here is None else str(now.here.facts.get("site_config", ""))
-    if theirs and os.path.exists(theirs) and now.site_file and not os.path.samefile(theirs, now.site_file):
+    if now.site_file and os.path.exists(theirs) and not os.path.samefile(theirs, now.site_file):
         yield warning(
             "site-files-differ",
-            f"the hooks read {theirs}, gpusbatch reads {now.site_file}",
+            f"the hooks read {theirs}, not {now.site_file}",
             "a change in one of them is not seen by the other",
             "site_config= in hooks.conf must name the same file",
+        )
+    own = now.submits_by
+    if now.site_file and own and not (os.path.exists(own) and os.path.samefile(own, now.site_file)):
+        yield warning(
+            "site-files-differ",
+            f"gpusbatch reads {own}, not {now.site_file}",
+            "jobs are submitted with other settings than the site's",
+            f"link {own} to it, or set GPUMEM_SITE_CONFIG={now.site_file} for users (/etc/profile.d)",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -109,7 +110,7 @@ def parse_report(text: str) -> LuaReport:
             site[values[0]] = values[1]
         elif what == "partition" and len(values) == 1:
             partitions.setdefault(values[0], [])
-        elif what == "gpu" and len(values) == 3:
+        elif what == "gpu" and len(values) == 3 and re.fullmatch("[0-9]{1,9}", values[2]):
             partitions.setdefault(values[0], []).append((values[1], int(values[2])))
         elif what == "context" and len(values) == 3:
             contexts.extend(_context(*values))

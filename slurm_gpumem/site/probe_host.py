@@ -147,6 +147,7 @@ class Host:
         self._shebang(named, text)
         if "gpumem" not in text:
             return None
+        self.facts.setdefault("ours", []).append(key)
         self.facts.setdefault("files", {})[os.path.basename(path)] = digest(text)
         parts = [self._part(key, path, name) for name in _PARTS if name in text]
         return self._settings(key, path, text + "".join(parts)) if safe else None

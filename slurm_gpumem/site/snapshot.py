@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 from slurm_gpumem.accounting.store import estimate_offsets
 from slurm_gpumem.accounting.sums import Offset
-from slurm_gpumem.config.paths import SITE_VARIABLE
+from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
 from slurm_gpumem.data import LUA_FILES
@@ -70,6 +70,8 @@ class Snapshot:
     """All tables of gpumem.toml: what is given there and right."""
     site_file: str = ""
     """The gpumem.toml that was read; "" without one."""
+    submits_by: str = ""
+    """The gpumem.toml that gpusbatch reads in this environment."""
     problems: Tuple[Problem, ...] = ()
     """What is wrong in gpumem.toml."""
     unread: Tuple[str, ...] = ()
@@ -136,6 +138,7 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
         site_file=site_file if os.path.exists(site_file) else "",
         problems=site.problems,
         unread=tuple(unread),
+        submits_by=site_config_path(),
         offsets=tuple(estimate_offsets()),
     )
 

@@ -103,9 +103,9 @@ def missing(command: str, error: OSError) -> SlurmMissingError:
 
 def parse_version(text: str) -> Version:
     """(22, 5, 8) of "slurm 22.05.8"; SlurmError when there is no version in it."""
-    match = re.search(r"([0-9]+)\.([0-9]+)\.([0-9]+)", text)
+    match = re.search(r"([0-9]{1,4})\.([0-9]{1,4})\.([0-9]{1,4})", text)
     if not match:
-        raise SlurmError(f"no Slurm version in {text.strip()!r}")
+        raise SlurmError(f"no Slurm version in {text.strip()[:80]!r}")
     return int(match[1]), int(match[2]), int(match[3])
 
 

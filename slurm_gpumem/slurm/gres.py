@@ -13,6 +13,8 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 GPU_GRES = ("gpu", "shard", "mps")
 _FACTOR = {"k": 1024, "m": 1024**2, "g": 1024**3}
 
+_COUNT = re.compile(r"[0-9]{1,18}", re.ASCII)
+
 Entry = Tuple[str, Optional[str], int]
 """Name, type and count of one gres."""
 
@@ -29,7 +31,7 @@ class Held(NamedTuple):
 
 def parse_gres(text: str) -> List[Entry]:
     """Name, type and count of each entry; a bare name counts 1, what is no gres is left out."""
-    items = (item.strip() for item in re.sub(r"\([^)]*\)", "", text).split(","))
+    items = (item.strip() for item in re.sub(r"\([^()]*\)", "", text).split(","))
     return [entry for entry in map(_entry, items) if entry is not None]
 
 
@@ -100,4 +102,4 @@ def _count(word: str) -> Optional[int]:
     """The number of "12" or "2K"; None of a type."""
     factor = _FACTOR.get(word[-1:].lower(), 1)
     digits = word[:-1] if factor > 1 else word
-    return int(digits) * factor if digits.isascii() and digits.isdigit() else None
+    return int(digits) * factor if _COUNT.fullmatch(digits) else None

@@ -8,15 +8,15 @@ from typing import Dict, List, Sequence
 from slurm_gpumem.errors import UsageError
 
 _MOST_NODES = 65_536
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", re.ASCII)
 
 
 def fold_names(names: Sequence[str]) -> str:
     """Slurm's short form of node names: n1, n2, n3, m7 are "n[1-3],m7"."""
     stems: Dict[str, List[str]] = {}
     for name in names:
-        match = re.fullmatch(r"(.*?)([0-9]*)", name)
-        stem, digits = (match[1], match[2]) if match else (name, "")
-        stems.setdefault(stem, []).append(digits)
+        stem = name.rstrip("0123456789")
+        stems.setdefault(stem, []).append(name[len(stem) :])
     folded = []
     for stem, numbers in stems.items():
         if len(numbers) == 1:
@@ -49,14 +49,11 @@ def _numbers(text: str) -> List[str]:
     """ "1-3,07" is 1, 2, 3, 07: a range keeps the width of its first number."""
     found = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if (
-            not first.isdigit()
-            or not (last or first).isdigit()
-            or int(last or first) - int(first) > _MOST_NODES
-        ):
+        match = _RANGE.fullmatch(part)
+        first, last = (match[1], match[2] or match[1]) if match else ("", "")
+        if not match or int(last) - int(first) > _MOST_NODES:
             raise UsageError(f"[{text}] is not a list of numbers like [1-4,7] in a node name")
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found
 
 

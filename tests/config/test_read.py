@@ -94,10 +94,16 @@ def test_no_table_makes_the_reader_fail(tables: Any) -> None:
     assert len(reading.notes) == len(reading.problems)
 
 
-def test_a_variable_names_another_file_of_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUMEM_SITE_CONFIG", raising=False)
+def test_a_variable_names_another_file_of_the_site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("GPUMEM_SITE_CONFIG", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
     assert site_config_path() == "/etc/slurm/gpumem.toml"
     assert site_config_path({"GPUMEM_SITE_CONFIG": "/x/site.toml"}) == "/x/site.toml"
+    conf = {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    assert site_config_path(conf) == "/etc/slurm/gpumem.toml"
+    (tmp_path / "gpumem.toml").touch()
+    assert site_config_path(conf) == str(tmp_path / "gpumem.toml")
+    assert site_config_path({**conf, "GPUMEM_SITE_CONFIG": "/x/site.toml"}) == "/x/site.toml"
     assert beside_site_config("y.json", {"GPUMEM_SITE_CONFIG": "/x/site.toml"}) == "/x/y.json"
     monkeypatch.setenv("HOME", "/home/anna")
     assert user_config_path() == "/home/anna/.config/gpumem.toml"

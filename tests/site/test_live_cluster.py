@@ -108,3 +108,9 @@ def test_a_slurm_conf_that_stops_every_command_is_named(make_cluster: Any) -> No
     conf.write_text(good)
     assert done.returncode == 2
     assert "ll-shared-gres: slurm.conf has LL_SHARED_GRES" in done.stdout
+
+
+def test_a_cluster_of_ones_own_with_hooks_has_them_whole(make_cluster: Any) -> None:
+    cluster = make_cluster(nodes=default_nodes(1), hooks=True)
+    broken = [name for name in checks(cluster, "critical") if name.startswith("hook")]
+    assert broken == []
