@@ -6,8 +6,6 @@ run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
 record='' run='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
-# A script that saves checkpoints can resume if this is more than 1.
-[ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$file" ] && echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
 [ -r "$file" ] &&
     while read -r key one two three four; do
         case $key in
@@ -16,6 +14,8 @@ record='' run='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 limit
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
     done <"$file"
+# A script that saves checkpoints can resume if this is more than 1.
+[ -n "$SLURM_SHARDS_ON_NODE$record" ] && echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
 # Where a program saves, by when, and what it goes on from (gpumem docs slots), also where Slurm ran no Prolog for this run.
 saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID # task_epilog.sh looks there, too
 [ -n "$SLURM_RESTART_COUNT" ] && [ -e "$saves/state.json" ] && record=yes

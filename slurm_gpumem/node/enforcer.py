@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import SlurmError
@@ -29,6 +29,7 @@ from slurm_gpumem.node.usage import JobUsage
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.config_show import kill_wait_s
 
+_OVERRUN, _ENDING = "overrun", "ending"
 _KILL_AFTER_S = 3.0
 """After the order to leave. A client that computes nothing takes it and frees nothing, a stopped one does not
 answer; SIGKILL to either harms no other client of its server."""
@@ -47,8 +48,8 @@ class Enforcer:
         self._watch = Watch(config)
         self._leftovers = Leftovers(folder)
         self._seen: Dict[str, ByJob] = {}
-        self._at_work: Dict[int, threading.Thread] = {}
-        """By job: taking processes from a server can take seconds, if a user's daemon does not answer."""
+        self._at_work: Dict[Tuple[int, str], threading.Thread] = {}
+        """By job and reason: taking processes from a server can take seconds, if a daemon does not answer."""
         self._ordered: Dict[Process, Tuple[NodeJob, float]] = {}
         """Processes that were told to leave, and when; for as long as they live, also after their job."""
         self._unlimited: Dict[Process, bool] = {}
@@ -90,7 +91,7 @@ class Enforcer:
                     self._roster.truth.warn(job_id, f"gpumem: {message}")
                 if action == "cancel":
                     self._roster.truth.cancel(job_id)
-            if self._watch.ends(job_id, now) and not self._is_busy(job_id):
+            if self._watch.ends(job_id, now) and not self._is_busy(job_id, _OVERRUN):
                 told = {p: about for p, about in _own(job, seen).items() if p not in self._ordered}
                 if told:
                     self._note_overrun(job, usage, beside)
@@ -152,12 +153,12 @@ class Enforcer:
 
     def _order(self, job: NodeJob, told: Mapping[Process, GpuProcess], now: float) -> None:
         clients = [process.pid for process, about in told.items() if job.fenced and about.mps is not False]
-        log(self._folder.root, f"job {job.job_id}: told to leave the GPU: {_pids(told)}")
+        log(self._folder.root, f"job {job.job_id}: told to leave the GPU: {[one.pid for one in told]}")
         for process in told:
             self._ordered[process] = (job, now)
             if process.pid not in clients:  # nobody else ends with it
                 processes.send(process, signal.SIGTERM)
-        self._take(job, clients)
+        self._take(job, clients, _OVERRUN)
 
     def _kill_unwilling(self, seen: Mapping[str, ByJob], now: float) -> None:
         """Those that hold memory though they were told to leave, whether or not their job is still here."""
@@ -170,7 +171,7 @@ class Enforcer:
                 continue
             self._ordered[process] = (job, told)
             # A server may need time for a client that computes, and only such a one takes others along.
-            at_work = self._is_busy(job.job_id) and not processes.is_stopped(process.pid)
+            at_work = self._is_busy(job.job_id, _OVERRUN) and not processes.is_stopped(process.pid)
             due = now - told >= _KILL_AFTER_S * (2 if at_work else 1)
             if due and process.pid in holding and processes.real_uid_of(process.pid) == job.uid:
                 log(self._folder.root, f"job {job.job_id}: process {process.pid} did not leave: SIGKILL")
@@ -182,19 +183,19 @@ class Enforcer:
         self._roster.ask_often = {job_id for job_id, pids in clients.items() if unwilling.intersection(pids)}
         for job_id, pids in due.items():
             log(self._folder.root, f"job {job_id} is ending: {len(pids)} processes leave their MPS server")
-            self._take(self._roster.jobs[job_id], pids)
+            self._take(self._roster.jobs[job_id], pids, _ENDING)
 
-    def _take(self, job: NodeJob, pids: Sequence[int]) -> None:
+    def _take(self, job: NodeJob, pids: Sequence[int], why: str) -> None:
         """In a thread of the job's own: its user's daemon may hang."""
-        if not pids or self._is_busy(job.job_id):
+        if not pids or self._is_busy(job.job_id, why):
             return
         thread = threading.Thread(target=self._take_now, args=(job, tuple(pids)), daemon=True)
-        self._at_work = {number: one for number, one in self._at_work.items() if one.is_alive()}
-        self._at_work[job.job_id] = thread
+        self._at_work = {key: one for key, one in self._at_work.items() if one.is_alive()}
+        self._at_work[job.job_id, why] = thread
         thread.start()
 
-    def _is_busy(self, job_id: int) -> bool:
-        return job_id in self._at_work and self._at_work[job_id].is_alive()
+    def _is_busy(self, job_id: int, why: str) -> bool:
+        return (job_id, why) in self._at_work and self._at_work[job_id, why].is_alive()
 
     def _take_now(self, job: NodeJob, pids: Tuple[int, ...]) -> None:
         wake(pids)
@@ -226,7 +227,3 @@ def _own(job: NodeJob, seen: Mapping[str, ByJob]) -> Dict[Process, GpuProcess]:
         if start is not None and processes.real_uid_of(about.pid) == job.uid:
             found[Process(about.pid, start)] = about
     return found
-
-
-def _pids(told: Iterable[Process]) -> str:
-    return ", ".join(str(process.pid) for process in told)

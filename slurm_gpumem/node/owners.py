@@ -130,7 +130,7 @@ def _from_ancestors(pid: int, uids: Mapping[int, int]) -> Optional[int]:
             return None
         job = job_of_step(parent)
         if job is not None:
-            return job if uids.get(job, processes.uid_of(pid)) == processes.uid_of(pid) else None
+            return job if uids.get(job, processes.real_uid_of(pid)) == processes.real_uid_of(pid) else None
     return None
 
 
@@ -138,4 +138,4 @@ def _from_environment(pid: int, uids: Mapping[int, int]) -> Optional[int]:
     """What the process says itself; believed only of its own user's jobs on this node."""
     text = processes.environment(pid).get("SLURM_JOB_ID", "")
     job = int(text) if text.isdigit() and len(text) <= 10 else None
-    return job if job is not None and uids.get(job) == processes.uid_of(pid) else None
+    return job if job is not None and uids.get(job) == processes.real_uid_of(pid) else None

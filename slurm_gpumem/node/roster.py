@@ -186,11 +186,9 @@ class Roster:
         if known is None and (job_id in self._strangers or len(self._strangers) < _MOST_STRANGERS):
             self._strangers[job_id] = time.monotonic()
         if known is not None and known.shards is not None and known.uid == real_uid_of(pid):
-            note, started = "no prolog announced it: not fenced", round(time.time(), 3)
-            jobs.put(
-                self._folder,
-                NodeJob(job_id, known.uid, "", (uuid,), UNFENCED, started, known.restarts, notes=(note,)),
-            )
+            notes, now = ("no prolog announced it: not fenced",), round(time.time(), 3)
+            job = NodeJob(job_id, known.uid, "", (uuid,), UNFENCED, now, known.restarts, notes=notes)
+            self._problems.attempt(lambda: jobs.put(self._folder, job))
 
     def write_records(self) -> None:
         """Bring the records on disk up to date; one that an epilog has closed meanwhile stays as it is."""

@@ -18,7 +18,7 @@ from tests.node.conftest import OTHER_USER, USER, needs_root
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until
 
-FOUR_SHARDS = f"echo 1 {os.getuid()} RUNNING 0 0 1 gres:shard:4"
+FOUR_SHARDS = f'echo "$4" {os.getuid()} RUNNING 0 0 1 gres:shard:4'
 SERVER = 4711
 OURS = {LIMIT_VARIABLE: f"{GPUS[0].uuid}=4096M", "CUDA_VISIBLE_DEVICES": GPUS[0].uuid}
 NO_LIMITS = {
@@ -118,7 +118,7 @@ def test_a_claim_that_slurm_has_not_confirmed_ends_nothing(make_fenced: Callable
 def test_the_shares_of_jobs_that_start_together_are_confirmed_before_the_next_look(
     make_desk: Callable[..., Desk],
 ) -> None:
-    desk = make_desk(squeue=FOUR_SHARDS.replace("echo 1", 'echo "$4"'), slurm_every_s=60)
+    desk = make_desk(squeue=FOUR_SHARDS, slurm_every_s=60)
     for job in range(1, 6):
         desk.job(job, mode="mps", claim=CommentRecord(shards=4, request_mib=4096))
     desk.hold({desk.process(job): 10.0 for job in range(1, 6)}, mps=True)
@@ -133,6 +133,7 @@ CULPRITS = {
     "is stopped again and again": "pid = play(signal.pause)\nwhile True: os.kill(pid, 19); time.sleep(0.01)",
     "is held by a tracer": "play(os.kill, 0, 19, before=lambda: (os.setsid(), libc.ptrace(0, 0, 0, 0)))",
     "hides whose it is": "play(time.sleep, 60, before=lambda: libc.prctl(4, 0))",
+    "has a daemon that does not answer": "play(time.sleep, 60)",
     "four processes of a quarter each": "[play(time.sleep, 60) for _ in range(4)]",
 }
 PLAY = """
@@ -160,8 +161,11 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
     make_fenced: Callable[..., Fenced], monkeypatch: pytest.MonkeyPatch, how: str, mps: bool
 ) -> None:
     monkeypatch.setattr("slurm_gpumem.node.enforcer._KILL_AFTER_S", 0.5)
-    fenced = make_fenced(squeue=FOUR_SHARDS.replace(str(os.getuid()), str(USER), 1))
+    fenced = make_fenced(squeue=FOUR_SHARDS)
     desk = fenced.desk
+    asked = mps and "daemon" not in how
+    if not asked:
+        (desk.root / "mps-control").write_text("#!/bin/sh\nexec sleep 600\n")
     desk.job(1, uid=USER, mode="mps" if mps else "unfenced")
     desk.job(2, mode="mps")
     tail = "\nos.close(1)\nsignal.pause()"
@@ -183,7 +187,7 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
         return not alive
 
     until(gone)
-    assert all(fenced.ended(pid) is mps for pid in culprits)
+    assert all(fenced.ended(pid) is asked for pid in culprits)
     events = desk.live()["2"]["events"]
     assert [(event["kind"], event["with"]) for event in events] == [("crowded", [1])]
     seen = len(computes.read_text())
@@ -194,9 +198,7 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
 def test_a_process_that_hides_its_job_counts_to_its_users_last_job_on_that_gpu(
     make_fenced: Callable[..., Fenced],
 ) -> None:
-    fenced = make_fenced(
-        squeue=FOUR_SHARDS.replace("echo 1", 'echo "$4"').replace(str(os.getuid()), str(USER), 1)
-    )
+    fenced = make_fenced(squeue=FOUR_SHARDS)
     desk = fenced.desk
     desk.job(1, uid=USER, mode="mps")
     desk.job(2, uid=USER, mode="mps")

@@ -210,9 +210,10 @@ def test_a_percentage_of_the_users_own_stays(node: Node) -> None:
     node.hook("prolog", node.env(7))
     own = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "SLURM_SHARDS_ON_NODE": "8"}
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in _exports(node, **own)
-    # With a whole GPU it is the sign of an MPS of their own.
-    node.hook("prolog", node.env(7, comment=""))
-    assert _exports(node, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50") == {}
+    # With a whole GPU it is the sign of an MPS of their own: such a job is told nothing.
+    env = node.env(7, comment="")
+    node.hook("prolog", env)
+    assert node.hook("task_prolog", {**env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}).stdout == ""
 
 
 @needs_root
