@@ -27,11 +27,10 @@ ASKS_WHERE_IT_IS = {
     "report/html/render.py": "its assets, which ship",
     "site/probe_host.py": "the package of the hooks' interpreter, whose files only root may change",
     "tracing/guard/start.py": "the package's root, since it is started by path",
-    "tracing/blame.py": "the package's root, to tell its frames from the user's",
+    "tracing/own_code.py": "the package's root, to tell its frames from the user's",
     "tracing/model/load.py": "files of the user's modules",
-    "tracing/script/evaluations.py": "files of the user's modules, and the package's, which are none of them",
+    "tracing/script/evaluations.py": "files of the user's modules",
     "tracing/guards.py": "the package's root, to tell its frames from those that ask for a value",
-    "tracing/script/rounds.py": "files of the user's modules, whose loops are watched",
     "tracing/script/run.py": "the package's root and its own programs, for the traced command",
 }
 

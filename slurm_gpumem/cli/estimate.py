@@ -21,8 +21,6 @@ from slurm_gpumem.cli.target_options import (
     TARGET_HELP,
     add_code_options,
     add_generate_option,
-    trace_limits,
-    trace_request,
     traced_subject,
 )
 from slurm_gpumem.config.load import Config, load_config
@@ -44,11 +42,9 @@ from slurm_gpumem.submission.kept_estimates import estimate_once, memory_once
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say
-from slurm_gpumem.units import MIB, ceil_div, sizes_in
+from slurm_gpumem.units import sizes_in
 
 ALL = "all"
-FAKE_MODE = "fake-tensor-mode"
-"""It runs the model's code, which no summary has: only this command knows it."""
 
 
 def main(argv: List[str]) -> int:
@@ -76,11 +72,7 @@ def _run(args: argparse.Namespace) -> int:
     coverage = settings.coverage or config.sharing.coverage
     # One line on memory needs no utilization.
     estimated = estimate_once if args.json or args.explain or estimator == ALL else memory_once
-    if estimator == FAKE_MODE:
-        estimates = [_in_fake_mode(args, settings, summary, job, gpu)]
-        notes = (*notes, *estimates[0].assumptions)
-    else:
-        estimates = [estimated(name, summary, job, gpu, coverage) for name in names]
+    estimates = [estimated(name, summary, job, gpu, coverage) for name in names]
     if args.json:
         _print_json(args, summary, gpu, estimates, shard_mib)
         _notes(gpu_notes)
@@ -99,22 +91,6 @@ def _run(args: argparse.Namespace) -> int:
     for warning in (*config.warnings, *settings.remarks(), *warnings_of(summary, chosen)):
         say(f"warning: {warning}")
     return 0
-
-
-def _in_fake_mode(
-    args: argparse.Namespace, settings: JobSettings, summary: ModelSummary, job: TrainingJob, gpu: Gpu
-) -> Estimate:
-    from slurm_gpumem.estimators.published.formulas import unbounded
-    from slurm_gpumem.tracing.model.request import fake_run, is_code
-
-    if args.explain or args.generate is not None or not is_code(args.summary):
-        raise UsageError(f"{FAKE_MODE}: name the model's code (train.py:build_model), without --explain")
-    ran = fake_run(trace_request(args.summary, args, settings), trace_limits(args), args.python)
-    seconds = f"PyTorch's FakeTensorMode took {ran['seconds']:.1f} s to build the model and train two steps"
-    said = (seconds, "live tensors only: no allocator, no workspaces, no CUDA context")
-    peak, weights = ceil_div(ran["peak_bytes"], MIB), summary.total_params * job.weight_bytes // MIB
-    # Only their sum is known: gradients and the optimizer's states stand with the activations.
-    return unbounded(FAKE_MODE, {"weights": weights, "activations": peak - weights}, job, gpu, said)
 
 
 def _gpu(settings: JobSettings, config: Config, shard_mib: int) -> Tuple[Gpu, Tuple[str, ...]]:
@@ -235,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
     job.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
-    names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS, FAKE_MODE])
+    names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
     parser.add_argument(
         "--shard-mib", type=positive, metavar="MIB", help="MiB per shard (default: the site's)"

@@ -42,8 +42,6 @@ def install(torch):
     package = importlib.util.module_from_spec(spec)
     sys.modules["slurm_gpumem"] = package
     spec.loader.exec_module(package)
-    if os.environ.get("GPUMEM_TRACE_FAKE"):  # PyTorch's own mode watches
-        return
     from slurm_gpumem.tracing.script.inside import install as install_tracer
 
     install_tracer()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import linecache
 import os
-import sysconfig
 import traceback
 from typing import Sequence, Tuple
 
-from slurm_gpumem.tracing.own_code import is_users
+from slurm_gpumem.tracing.own_code import OURS, STANDARD, is_users
 
 _MAX = 240
 _PASSED_ON = ("__torch_function__", "__torch_dispatch__", "call")
 """Our functions that every operator of a model passes through."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def user_line(error: BaseException) -> str:
@@ -26,7 +23,7 @@ def user_line(error: BaseException) -> str:
         mine = [
             f
             for f in frames
-            if not f[0].startswith((_OURS, _STANDARD, "<")) and f"{os.sep}torch{os.sep}" not in f[0]
+            if not f[0].startswith((OURS, STANDARD, "<")) and f"{os.sep}torch{os.sep}" not in f[0]
         ]
     return _written(mine[-1]) if mine else ""
 
@@ -75,7 +72,7 @@ def is_ours(error: BaseException) -> bool:
     frames = _frames(error)
     if not frames or frames[-1].name in _PASSED_ON or any(is_users(frame.filename) for frame in frames):
         return False
-    return frames[-1].filename.startswith(_OURS)
+    return frames[-1].filename.startswith(OURS)
 
 
 def innermost(error: BaseException) -> str:

@@ -16,8 +16,8 @@ from typing import Any, Optional, Tuple
 
 OF_TQDM = ("tqdm.std", "tqdm.auto", "tqdm.asyncio")
 """Modules whose `trange` makes the ranges of scripts' loops."""
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _ROOT = "(?:.*_)?(?:ROOT|HOME|DIR|BASE|PREFIX)"
 _STARTED_IN = os.getcwd()
@@ -60,7 +60,7 @@ class _Builtins(ModuleType):
 @cache
 def is_users(path: str) -> bool:
     """Whether a file is the user's own: not ours, not a package's, not Python's."""
-    if not path or path.startswith(("<", _OURS, _STANDARD)) or _INSTALLED.search(path):
+    if not path or path.startswith(("<", OURS, STANDARD)) or _INSTALLED.search(path):
         return False
     return not path.startswith(tuple(folder + os.sep for folder in package_folders()))
 

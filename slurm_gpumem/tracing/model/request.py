@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UnknownNameError
 from slurm_gpumem.tracing.model import outline
@@ -14,7 +13,6 @@ from slurm_gpumem.tracing.model.spec import (
     BATCH,
     FILE,
     HUGGING_FACE,
-    NO_OPTIMIZER,
     TIMM,
     InputSpec,
     Target,
@@ -30,7 +28,9 @@ from slurm_gpumem.training_names import plain_name
 BY_CODE = "callable"
 """The name of an optimizer or a loss that is the user's own code."""
 # The user's folder must not come before the standard library while torch is imported.
-_START = "import sys; del sys.path[0]; import torch; from slurm_gpumem.tracing.model.{} import main; main()"
+_START = (
+    "import sys; del sys.path[0]; import torch; from slurm_gpumem.tracing.model.training import main; main()"
+)
 
 
 def is_code(text: str) -> bool:
@@ -98,19 +98,8 @@ def trace_code(
     _check_files(request)
     if python is None:
         _need_torch()
-    command = [python or sys.executable, "-c", _START.format("training"), request.to_json()]
+    command = [python or sys.executable, "-c", _START, request.to_json()]
     return trace_command(command, limits, gpu=ANY_GPU, progress=progress, name=request.target.label)
-
-
-def fake_run(request: TraceRequest, limits: Limits, python: Optional[str] = None) -> Dict[str, Any]:
-    """What a training of it takes in PyTorch's FakeTensorMode, and the seconds."""
-    plain = replace(request, checkpointing=False, evaluate=False, channels_last=False, grad_accumulation=1)
-    if request != plain or request.precision not in ("fp32", "tf32") or request.optimizer == NO_OPTIMIZER:
-        raise TargetError(f"{request.target.label}: in FakeTensorMode only a plain training in fp32 is run")
-    command = [python or sys.executable, "-c", _START.format("fake_mode"), request.to_json()]
-    environment = {**os.environ, "GPUMEM_TRACE_FAKE": "1"}
-    name = f"{request.target.label} in FakeTensorMode"
-    return trace_command(command, limits, environment=environment, name=name).facts
 
 
 def _check_files(request: TraceRequest) -> None:
