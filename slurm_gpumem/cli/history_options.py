@@ -55,7 +55,7 @@ def checked_since(args: argparse.Namespace) -> Optional[str]:
     if args.command:
         print(" ".join(history_command(since)) + " > sacct.txt")
         return None
-    if args.max_slowdown <= 1:
+    if args.max_slowdown is not None and args.max_slowdown <= 1:
         raise UsageError(f"--max-slowdown is a ratio above 1, like 1.15, not {args.max_slowdown:g}")
     return since
 

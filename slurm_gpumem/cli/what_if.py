@@ -14,17 +14,20 @@ from slurm_gpumem.cli.history_options import (
     measured_use,
 )
 from slurm_gpumem.cli.parser import Parser
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.config.schema import SHARING
+from slurm_gpumem.errors import GpumemError, UsageError
 from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.policies import SLOWDOWN
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
 from slurm_gpumem.terminal.progress import StatusLine
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
 
-MODES = ("mps", "mps-shared", "timeslice")
+MODES = {"per-user": "mps", "shared": "mps-shared", "timeslice": "timeslice"}
+"""[node] mps, and what the simulator calls it."""
+PLACEMENTS = ("pack", "spread", "level")
 
 
 def main(argv: List[str]) -> int:
@@ -40,13 +43,36 @@ def main(argv: List[str]) -> int:
     if args.gpus:
         pools = _with_gpus(pools, args.gpus)
     with StatusLine() as line:
-        sharing = Sharing(args.mode, args.placement, args.max_slowdown)
+        sharing = _sharing(args)
         found = what_if(pools, records, sharing, past.left_out, line)
     if args.json:
         print(json.dumps(what_if_json(found, names=args.names)))
         return 0
-    print("\n".join(screen(found, args.max_slowdown, names=args.names)))
+    print("\n".join(screen(found, sharing, names=args.names)))
     return 0
+
+
+def _sharing(args: argparse.Namespace) -> Sharing:
+    """What `gpumem setup` would write here, of a file what it writes for Slurm 23.11 and later; options count
+    before that."""
+    from slurm_gpumem.site.render import how_shared, new_site
+
+    how = new_site("level")
+    if not args.from_file:
+        from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
+        from slurm_gpumem.site.nodes import context_in_table, memory_in_table
+        from slurm_gpumem.site.setup import SetupOptions, propose
+        from slurm_gpumem.site.snapshot import gather
+
+        try:
+            now = with_hidden_nodes(gather())
+            plan = propose(SetupOptions(), now, memory_in_table, context_in_table).plan
+            how = how_shared(plan, now.tables if now.files.get("gpumem.toml", "").strip() else None)
+        except GpumemError as error:
+            say(f"note: what gpumem setup would write here is not known: {error}\nA new site's is played.")
+    mode = args.mode or MODES.get(how.mps, "timeslice")
+    limit = args.max_slowdown or how.limit or SHARING.default("max_slowdown")
+    return Sharing(mode, args.placement or how.placement, limit)
 
 
 def _with_gpus(pools: List[Pool], text: str) -> List[Pool]:
@@ -68,23 +94,18 @@ def _parser() -> argparse.ArgumentParser:
         "Needs nothing but sacct; changes nothing.",
     )
     add_history_options(parser)
+    default = "default: as gpumem setup would write it"
     parser.add_argument(
         "--mode",
-        choices=MODES,
-        default="mps",
-        help="how a GPU is shared (default: mps, a server for each user)",
+        choices=tuple(MODES.values()),
+        help=f"how a GPU is shared; mps: a server for each user, mps-shared: one for all ({default})",
     )
     parser.add_argument(
-        "--placement", choices=("pack", "spread", "level"), default="pack",
-        help="Slurm's default; LL_SHARED_GRES (from 23.11); that and LLN=YES on the partition",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-slowdown",
-        type=float,
-        default=SLOWDOWN,
-        metavar="X",
-        help=f"of the bounded case (default: {SLOWDOWN:g})",
+        "--placement",
+        choices=PLACEMENTS,
+        help=f"Slurm's default; LL_SHARED_GRES (from 23.11); that and LLN=YES on the partition ({default})",
     )
+    parser.add_argument("--max-slowdown", type=float, metavar="X", help=f"of the bounded case ({default})")
     parser.add_argument(
         "--names", action="store_true", help="name users and partitions instead of numbering them"
     )

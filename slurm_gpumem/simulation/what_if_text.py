@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.simulation.gpu_use import ASSUMED, SOURCES
-from slurm_gpumem.simulation.what_if import ALONE, BOUNDED, SHARED, GroupGain, Totals, WhatIf
+from slurm_gpumem.simulation.what_if import ALONE, BOUNDED, SHARED, GroupGain, Sharing, Totals, WhatIf
 from slurm_gpumem.slurm.history import left_out_text
 from slurm_gpumem.text import clipped, count
 
@@ -24,9 +24,14 @@ ROWS: Tuple[Tuple[str, Callable[[Totals], float], int], ...] = (
 """What is shown of each way, and with how many digits."""
 
 
-def screen(found: WhatIf, slowdown: float, *, names: bool) -> List[str]:
+_SERVERS = {"mps": "an MPS server for each user", "mps-shared": "one MPS server for all users"}
+
+
+def screen(found: WhatIf, sharing: Sharing, *, names: bool) -> List[str]:
     """The lines."""
-    lines = [*about(found), ""]
+    slowdown, server = sharing.slowdown, _SERVERS.get(sharing.mode, "time slices")
+    played = f"shared by {server}, placement {sharing.placement}, max_slowdown {slowdown:g}"
+    lines = [*about(found), played, ""]
     lines += [
         f"{title:<32} " + " ".join(f"{cell:>20}" for cell in cells)
         for title, *cells in cells_of(found, slowdown)

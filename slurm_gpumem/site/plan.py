@@ -12,7 +12,7 @@ from slurm_gpumem.slurm.client import Version
 from slurm_gpumem.units import format_mib
 
 MPS_PER_GPU = 100
-SPREAD, PACK = "spread", "pack"
+LEVEL, SPREAD, PACK = "level", "spread", "pack"
 SPREAD_WORD = "LL_SHARED_GRES"
 """In SelectTypeParameters: a share goes to the least loaded GPU of its node; without it GPUs fill up."""
 SPREADING: Version = (23, 11, 0)
@@ -78,6 +78,11 @@ class SitePlan:
             group.gpu_count - sum(gpus.count for gpus in group.gpus if gpus.instance) <= 1
             for group in self.groups
         )
+
+    @property
+    def placed(self) -> str:
+        """LEVEL, SPREAD or PACK: where shares go with what is proposed."""
+        return LEVEL if self.level else SPREAD if self.idle_first else PACK
 
     @property
     def separator(self) -> str:

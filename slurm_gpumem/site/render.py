@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import List, Mapping, Sequence, Tuple
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
+from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.plan import LEVEL, PACK, SPREAD, SitePlan
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
@@ -22,7 +23,7 @@ _NODE = """\
 #   a user with a job there can keep others from connecting, and sees their process ids.
 # "per-user": a server for each user. Faults stay with their user, but users' busy jobs take turns and gain
 #   nothing: choose it for isolation. Nodes whose driver has no server for all do this anyway.
-mps = "shared"  # gpumem docs sharing-modes
+mps = "{mps}"  # gpumem docs sharing-modes
 
 """
 _SLOWDOWN = """\
@@ -35,8 +36,12 @@ max_slowdown = {limit:g}
 # what usual training jobs do. Without this line its memory alone decides, and it slows others down.
 unknown_activity = 0.5
 """
-_LIMITS = ((3.5, "go to idle GPUs first"), (2.0, "fill nodes in order"), (1.25, "fill GPUs in order"))
-"""For one server, with level, spread and packed shares: `python -m lab.score.loads` prints what limits do."""
+_LIMITS = {
+    LEVEL: (3.5, "go to idle GPUs first"),
+    SPREAD: (2.0, "fill nodes in order"),
+    PACK: (1.25, "fill GPUs in order"),
+}
+"""For one server, by how shares are placed: `python -m lab.score.loads` prints what limits do."""
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")
 
@@ -122,9 +127,26 @@ def lua_table(plan: SitePlan) -> str:
     return "\n".join([*lines, "  },", *_lua_instances(plan), "}", ""])
 
 
-def limit_for(plan: SitePlan) -> Tuple[float, str]:
-    """The max_slowdown of a new site, and what its shares do."""
-    return _LIMITS[0 if plan.level else 1 if plan.idle_first else 2]
+class HowShared(NamedTuple):
+    """How a site's jobs share GPUs: `[node] mps`, how Slurm places shares, `max_slowdown`."""
+
+    mps: str
+    placement: str
+    limit: Optional[float]
+
+
+def new_site(placement: str) -> HowShared:
+    """What is written for a site without a gpumem.toml."""
+    return HowShared("shared", placement, _LIMITS[placement][0])
+
+
+def how_shared(plan: SitePlan, tables: Optional[Mapping[str, Mapping[str, Any]]]) -> HowShared:
+    """With what is proposed; a site with a gpumem.toml, whose tables these are, keeps what stands there."""
+    found = new_site(plan.placed)
+    if tables is None:
+        return found
+    limit = tables.get("sharing", {}).get("max_slowdown", SharingPolicy().max_slowdown)
+    return HowShared(tables.get("node", {}).get("mps", NodeConfig().mps), plan.placed, limit)
 
 
 def toml_file(plan: SitePlan, current: str = "") -> str:
@@ -138,10 +160,10 @@ def toml_file(plan: SitePlan, current: str = "") -> str:
     if sharing is None:
         lines = [f"{key} = {value}" for key, value in ours.items()]
         lines[0] += "  # observe, opt-in or on"
-        limit, way = limit_for(plan)
-        slowdown = _SLOWDOWN.format(limit=limit, way=way)
-        new_site = [slowdown, _NODE] if not current.strip() else [""]
-        tables = ["\n".join([_WRITTEN, "[sharing]", *lines, *new_site]), *tables]
+        new = new_site(plan.placed)
+        slowdown = _SLOWDOWN.format(limit=new.limit, way=_LIMITS[plan.placed][1])
+        more = [""] if current.strip() else [slowdown, _NODE.replace("{mps}", new.mps)]
+        tables = ["\n".join([_WRITTEN, "[sharing]", *lines, *more]), *tables]
     else:
         tables[sharing] = _with_values(tables[sharing], ours)
     text = "".join(tables)

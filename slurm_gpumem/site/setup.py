@@ -23,7 +23,7 @@ from slurm_gpumem.site.part_files import parts_among
 from slurm_gpumem.site.pending_edits import refuse_pending_edits
 from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.queue_order import flow_settings, has_patience
-from slurm_gpumem.site.render import limit_for, lua_table, node_gres, toml_file
+from slurm_gpumem.site.render import lua_table, new_site, node_gres, toml_file
 from slurm_gpumem.site.setup_notes import (
     has_lua_plugin,
     instance_notes,
@@ -136,7 +136,7 @@ def propose(
         placement=_placement(options.placement, snapshot),
     )
     plan = replace(plan, level=_is_level(plan, snapshot))
-    new_limit = None if current.get("gpumem.toml", "").strip() else limit_for(plan)[0]
+    new_limit = None if current.get("gpumem.toml", "").strip() else new_site(plan.placed).limit
     plan = replace(plan, unknown_share=unknown_share(snapshot.tables if snapshot else {}, new_limit))
     notes = shard_notes(plan, size, snapshot.nodes if snapshot else ())
     notes += cloud_notes(snapshot) if snapshot else []

@@ -62,6 +62,7 @@ def test_a_history_with_gpu_use_gives_one_figure_each_and_no_names(
     assert "300 jobs on GPUs by 7 users, 9" in text
     assert "8 × a100 of 40 GiB in 2 nodes (as seen from the jobs" in text
     assert "memory of jobs on one GPU from: gres/gpumem 100%" in text
+    assert "shared by one MPS server for all users, placement level, max_slowdown 3.5" in text
     assert "–" not in text.split("How sure")[0].replace("… within", "")
     assert "secret" not in text
     assert "vip" not in text
@@ -201,3 +202,14 @@ def test_a_real_slurmdbd_answers_it(
     assert found["pools"][0]["gpus"] == 8
     assert found["pools"][0]["counted"] is True
     assert found["pools"][0]["gpu"] == "a100"
+    toml = Path(cluster.env["SLURM_CONF"]).with_name("gpumem.toml")
+    monkeypatch.delenv("GPUMEM_SITE_CONFIG", raising=False)
+    toml.unlink(missing_ok=True)
+    assert main(["setup", "--untried"]) == 0
+    written = capsys.readouterr().out
+    limit = re.search(r"\+max_slowdown = (\S+)", written)
+    assert limit, written
+    placement = "level" if "LLN=YES" in written else "spread" if "LL_SHARED_GRES" in written else "pack"
+    assert main(["what-if", "--since", "1d"]) == 0
+    played = f"shared by one MPS server for all users, placement {placement}, max_slowdown {limit[1]}"
+    assert played in capsys.readouterr().out

@@ -231,4 +231,6 @@ def _of_tasks(chosen: Sequence[Optional[ArrayTask]], found: Sequence[Trace]) -> 
     sizes = [(trace.estimate.request_mib, task.task) for task, trace in zip(chosen, found) if task]
     most, least = max(sizes), min(sizes)
     needs = f"task {most[1]} needs most ({most[0]:,} MiB), task {least[1]} least ({least[0]:,} MiB)"
+    if most[0] == least[0]:
+        needs = f"all need {most[0]:,} MiB"
     return f"of {len(found)} traced tasks, {needs}"
