@@ -27,9 +27,7 @@ from tests.support.waiting import remove_tree
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
 _END = "\x1e"
-_SLURM = re.compile(
-    r"\b(gpus\w+|sbatch|srun|scontrol|squeue|gpumem (?:report|doctor|setup|collect|node))\b"
-)
+_SLURM = re.compile(r"\b(gpus\w+|sbatch|srun|scontrol|squeue|gpumem (?:report|doctor|setup|collect|node))\b")
 
 
 def to_run(parts: Sequence[Part], *, slow: bool) -> List[Part]:

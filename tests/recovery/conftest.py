@@ -197,6 +197,8 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
             f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh",
             # Slurm forgets jobs after five minutes otherwise, and a module on a slow machine takes longer.
             "MinJobAge=3600",
+            # A sampler knows a user's processes by their job: clusters of tests beside it have other numbers.
+            f"FirstJobId={os.getpid() % 100_000 * 100 + 1}",
             *extra,
         ),
         **options,
