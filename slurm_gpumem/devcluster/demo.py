@@ -81,8 +81,9 @@ def demo() -> int:
 
 def _play(cluster: Cluster, folder: Path, took: float) -> None:
     _title(f"1. A Slurm cluster, up in {took:.1f} s")
+    slurm = cluster.run(["sinfo", "--version"], check=True).stdout.split()[-1]
     _say(
-        f"A real Slurm runs here now, with a simulated machine of {_GPU.gpus} GPUs of "
+        f"A real Slurm {slurm} runs here now, with a simulated machine of {_GPU.gpus} GPUs of "
         f"{_GPU.gpu_memory_mib // MIB_PER_SHARD} GiB: each is divided into\n"
         "shards of 1 GiB. This computer needs no GPU: a stand-in takes the place of each training, holds as\n"
         "much GPU memory as the same training did on an H200, and fails as PyTorch does."

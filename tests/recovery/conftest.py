@@ -27,7 +27,7 @@ from tests.support.waiting import remove_tree, until
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
 CRED_EXPIRE_S = 5
 LONG = bool(os.environ.get("GPUMEM_TEST_LONG"))
-"""`make test-recovery` and `make test-slurm-versions` run the long forms."""
+"""`make test-recovery` runs the long forms."""
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards={shards},oom={oom}"
 OOM_LINE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
@@ -197,6 +197,8 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
             f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh",
             # Slurm forgets jobs after five minutes otherwise, and a module on a slow machine takes longer.
             "MinJobAge=3600",
+            # A sampler knows a user's processes by their job: clusters of tests beside it have other numbers.
+            f"FirstJobId={os.getpid() % 100_000 * 100 + 1}",
             *extra,
         ),
         **options,

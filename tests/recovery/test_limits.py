@@ -28,7 +28,8 @@ def limited(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         ("modify", "user", "nobody", "where", "account=wide", "set", "MaxTRES=gres/shard=20,gres/gpu=0"),
     ):
         site.cluster.run(["sacctmgr", "-i", *command], check=True)
-    until(lambda: "gres/shard=13" in site.cluster.run(["scontrol", "show", "assoc_mgr"]).stdout)
+    # Newer versions tell slurmctld of one after the other.
+    until(lambda: "gres/shard=20" in site.cluster.run(["scontrol", "show", "assoc_mgr"]).stdout)
     with hurried(site):
         yield site
 

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytestmark = [needs_root, pytest.mark.slurm]
 
 STEPS = 60
-SLOTS = "mine gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue,slot=20"
+SLOTS = "mine gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue,slot=40"
 PROGRAM = f"""
 import os, time
 import torch
@@ -34,7 +34,7 @@ for step in slot.steps({STEPS}):
     optimizer.step()
     scheduler.step()
     print("loss", step, f"{{loss.item():.6f}}", flush=True)
-    time.sleep(0.5 if "SLURM_JOB_ID" in os.environ else 0)
+    time.sleep(0.8 if "SLURM_JOB_ID" in os.environ else 0)
 """
 
 

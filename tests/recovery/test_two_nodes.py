@@ -70,7 +70,7 @@ finally:
 def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
     """Two nodes with one GPU each, so that all jobs are on the same two."""
     made = make_site(make_module_cluster, nodes=default_nodes(2, gpus=1))
-    made.configure(ladder=["need+25%", "whole-gpu"], nice=0)
+    made.configure(ladder=["need+25%", "whole-gpu"])
     with hurried(made):
         yield made
 
