@@ -199,29 +199,28 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=300.0, help="for one change")
     options = parser.parse_args()
-    files = sorted(one for path in options.paths for one in (ROOT / path).rglob("*.py"))
-    found = [one for file in files for one in changes(str(file.relative_to(ROOT)), file.read_text())]
-    drawn = random.Random(options.seed).sample(found, min(options.number, len(found)))
     waiting: queue.SimpleQueue[Change] = queue.SimpleQueue()
-    for one in drawn:
-        waiting.put(one)
     answers: Dict[Change, str] = {}
     with tempfile.TemporaryDirectory(prefix="gpumem-mutants-") as folder:
+        copies = [Copy.made(Path(folder, str(number)), options.seconds) for number in range(options.workers)]
+        root = copies[0].folder
+        files = sorted(one for path in options.paths for one in (root / path).rglob("*.py"))
+        found = [one for file in files for one in changes(str(file.relative_to(root)), file.read_text())]
+        drawn = random.Random(options.seed).sample(found, min(options.number, len(found)))
+        for one in drawn:
+            waiting.put(one)
 
-        def work(number: int) -> None:
-            copy = Copy.made(Path(folder, str(number)), options.seconds)
+        def work(copy: Copy) -> None:
             while True:
                 try:
                     change = waiting.get_nowait()
                 except queue.Empty:
                     return
                 answers[change] = copy.answer(change)
-                print(
-                    f"{len(answers)} of {len(drawn)}: {change}  {answers[change] or 'NOT NOTICED'}",
-                    flush=True,
-                )
+                told = answers[change] or "NOT NOTICED"
+                print(f"{len(answers)} of {len(drawn)}: {change}  {told}", flush=True)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(options.workers)]
+        threads = [threading.Thread(target=work, args=(copy,)) for copy in copies]
         for thread in threads:
             thread.start()
         for thread in threads:
