@@ -101,7 +101,7 @@ def changes(path: str, text: str) -> Iterator[Change]:
             yield whole(node.value, "None")
 
 
-def tests_of(path: str) -> List[str]:
+def room_of(path: str) -> List[str]:
     """Tests of the file's name first, then all of its room."""
     _, *folders, name = path.split("/")
     room = Path("tests", *folders[:1])
@@ -141,7 +141,7 @@ class Copy:
         path.write_text(text[: change.start] + change.new + text[change.start + len(change.old) :])
         try:
             while True:
-                failed = self._failed(tests_of(change.path))
+                failed = self._failed(room_of(change.path))
                 if not failed or failed == "time":
                     return failed
                 changed = path.read_text()

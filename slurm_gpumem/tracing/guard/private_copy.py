@@ -186,8 +186,7 @@ class PrivateCopies:
                 return
             os.chmod(made, _mode_for_us(path))
             # A folder of the user's own may lie in one that is not: the working directory does, at times.
-            inside = any(folder == path or is_below(folder, path) for folder in self._hot)
-            wanted = inside or self._has_mounts(path) or os.access(path, os.W_OK | os.X_OK)
+            wanted = self._is_hot(path) or self._has_mounts(path) or os.access(path, os.W_OK | os.X_OK)
             plain = self._kinds.get(path) != "autofs"
             if not (writable and wanted and plain and self.cover(path)):
                 self._show(path, self._root + path)
