@@ -2,6 +2,7 @@
 # make check   the tests of make test that need neither Slurm's daemons nor torch
 # make test    install what is needed, lint, and run the tests that every change must pass (minutes)
 # make test-all   all tests: before a release, and before a larger change is called done (half an hour)
+# make mutants  changes of one token each, and the share that the tests of their rooms notice (minutes to hours): N=60 SEED=1
 # make test-python   the same tests as make check on every Python found, from 3.9 on, and with torch on the newest
 # make docs-check   run every command that README and docs show and print the differences; WRITE=1 updates the pages
 # make test-slurm-versions   run the Slurm tests on newer Slurm versions in separate trees (as root)
@@ -53,7 +54,7 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -139,6 +140,12 @@ rpm: apt
 test-packages: APT_PACKAGES += mmdebstrap
 test-packages: setup-test deb rpm
 	GPUMEM_TEST_LONG=1 $(PYTEST) tests/packaging
+
+# ARGS: folders of the product that are changed.
+N := 60
+SEED := 1
+mutants: setup-test
+	$(BIN)/python -m tests.mutants --number $(N) --seed $(SEED) $(ARGS)
 
 docs-check: setup-test
 	$(BIN)/python -m tests.docs.check $(if $(WRITE),--write) $(if $(SLOW),--slow)

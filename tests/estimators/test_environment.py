@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Tuple
+from typing import Set, Tuple
 
 import pytest
 
@@ -10,6 +10,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.environment import (
     Environment,
+    _alike,
     environment_of,
     in_environment,
     measured_environments,
@@ -68,6 +69,14 @@ def test_an_a100_has_the_context_that_was_seen_in_such_an_environment() -> None:
     assert (modern.context_matmul_mib, modern.context_mib) == (500, 522)
     old = in_environment(gpu, Environment("1.12", "11.3"))
     assert (old.context_matmul_mib, old.context_mib) == (1430, 1727)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "measured"),
+    [("a10", {"rtx3090"}), ("l40", {"rtx6000ada"}), ("a30", {"a100"}), ("h100", {"h200"}), ("t4", {"v100"})],
+)
+def test_a_gpu_that_nobody_measured_has_the_context_of_its_architecture(gpu: str, measured: Set[str]) -> None:
+    assert {one.gpu for one in _alike(find_gpu(gpu, NOWHERE), measured_environments())} == measured
 
 
 def test_where_nobody_says_how_modules_are_loaded_the_request_holds_for_both_ways() -> None:

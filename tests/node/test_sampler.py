@@ -39,6 +39,18 @@ def test_each_job_gets_the_memory_of_its_own_processes(desk: Desk) -> None:
     assert desk.live()["1"]["peak_mib"] == 1500.0
 
 
+def test_memory_counts_for_as_long_as_it_was_held(desk: Desk) -> None:
+    desk.job(1)
+    process = desk.process(1)
+    for size, seconds in ((1000.0, 3.0), (200.0, 1.0)):
+        desk.hold({process: size})
+        desk.sampler._looked = time.monotonic() - seconds
+        desk.live()
+    (usage,) = desk.sampler.roster.usage.values()
+    (held,) = (one.memory.value(1) for one in usage.gpus.values())
+    assert held == pytest.approx(800.0, rel=0.2)
+
+
 def test_memory_of_processes_that_are_no_jobs_is_nobodys(desk: Desk) -> None:
     desk.job(1)
     desk.hold({os.getpid(): 66.0})

@@ -18,9 +18,10 @@ from tests.support.fake_slurm import FakeSlurm
 
 
 def test_the_runs_of_a_job_come_in_order_of_their_start() -> None:
-    later = old_job(time={"submission": 5, "start": 9e9}, state={"current": "TIMEOUT"})
+    later = old_job(time={"submission": 5, "start": 9e9}, state={"current": "TIMEOUT"}, name="my job\x1b[2J")
     rows = ask_runs([1], FakeSlurm({"sacct --json -j 1": f"warning: x\n{answer(later, new_job())}"}))
     assert [row.state for row in rows] == ["COMPLETED", "TIMEOUT"]
+    assert rows[1].name == "my job?[2J"
 
 
 @given(JSON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -9,7 +10,7 @@ from typing import Any, Dict, Optional
 import pytest
 
 from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy, TraceSettings
-from slurm_gpumem.errors import DoesNotFitError, UsageError
+from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.report.submission import submission_json, submission_line
@@ -20,6 +21,7 @@ from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import decide
 from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.host import HostShare
+from slurm_gpumem.submission.job_trace import before_submission
 from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
 from slurm_gpumem.submission.job_trace.before_submission import whole_gpu_instead
 from slurm_gpumem.submission.job_trace.result import Trace
@@ -171,6 +173,27 @@ def test_a_trace_says_what_the_job_needs_whatever_was_given_before() -> None:
     workload = read_workload(found)
     assert (workload.summary, workload.mem_mib) == (summary, None)
     assert Plan(found, workload).model_name == summary.name
+
+
+@pytest.mark.parametrize(
+    ("candidates", "unchanged", "not_estimated"),
+    [
+        (CandidateGpus(("gpu",), empty="no GPU here"), "not traced: no GPU here", ""),
+        (CandidateGpus(("all",), whole_nodes="all"), "not traced: partition all gives whole nodes", ""),
+        (CandidateGpus(("gpu",), (A100,), (GpuModel("a100"),)), "", "it shards its model"),
+    ],
+)
+def test_what_needs_no_trace_or_has_no_answer_goes_on_without_one(
+    candidates: CandidateGpus, unchanged: str, not_estimated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*_: object, **__: object) -> None:
+        raise NotEstimatedError("it shards its model")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 1)  # root may not trace
+    monkeypatch.setattr(before_submission, "find_candidates", lambda _: candidates)
+    monkeypatch.setattr(before_submission, "largest_trace", answer)
+    after = before_submission.with_trace(asked("--gres=gpu:1", trace="1"), lambda *_: None).asked
+    assert (after.trace, after.goes_unchanged, after.not_estimated) == (False, unchanged, not_estimated)
 
 
 def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:

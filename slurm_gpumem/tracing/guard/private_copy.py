@@ -182,14 +182,13 @@ class PrivateCopies:
             self._note(made)
         elif entry.is_dir():
             os.mkdir(made)
-            if self._kinds.get(path) in KERNEL:
-                return
+            kind = self._kinds.get(path)
+            if kind in KERNEL or (kind == "autofs" and not self._has_mounts(path)):
+                return  # to look at the latter would mount it
             os.chmod(made, _mode_for_us(path))
             # A folder of the user's own may lie in one that is not: the working directory does, at times.
-            inside = any(folder == path or is_below(folder, path) for folder in self._hot)
-            wanted = inside or self._has_mounts(path) or os.access(path, os.W_OK | os.X_OK)
-            plain = self._kinds.get(path) != "autofs"
-            if not (writable and wanted and plain and self.cover(path)):
+            wanted = self._is_hot(path) or self._has_mounts(path) or os.access(path, os.W_OK | os.X_OK)
+            if not (writable and wanted and kind != "autofs" and self.cover(path)):
                 self._show(path, self._root + path)
         elif entry.is_file() and not self._copy(entry, made):
             with open(made, "wb"):

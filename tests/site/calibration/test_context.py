@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from slurm_gpumem.errors import CalibrationError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.node.nvml import Nvml
-from slurm_gpumem.site.calibration.context import calibration, put_entry, run_probe
+from slurm_gpumem.site.calibration.context import calibrate, calibration, put_entry, run_probe
 from slurm_gpumem.site.calibration.context_probe import ROUNDING_CHECK
 from slurm_gpumem.site.calibration.process_memory import GpuReading, OwnMemory, VisibleGpu
 
@@ -45,8 +46,11 @@ SINGLE = _probe(outside_mib={"bare": 402, "matmul": 470})
 
 
 def test_two_probes_make_one_entry_that_the_table_reads_back(tmp_path: Path) -> None:
-    path = tmp_path / "gpumem-gpus.toml"
-    put_entry(path, calibration(_probe(), SINGLE, name="", date="2026-01-31"))
+    python, path = tmp_path / "python", tmp_path / "gpumem-gpus.toml"
+    answers = f"case $3 in conv) echo '{json.dumps(_probe())}' ;; *) echo '{json.dumps(SINGLE)}' ;; esac"
+    python.write_text(f"#!/bin/sh\n{answers}\n")
+    python.chmod(0o755)
+    put_entry(path, calibrate(str(python), "", "2026-01-31"))
     gpu = find_gpu("a100", path)
     assert (gpu.context_bare_mib, gpu.context_conv_mib, gpu.context_matmul_mib, gpu.context_mib) == (
         402, 410, 470, 480,
