@@ -56,8 +56,10 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     "devcluster": {"formats", "slurm", "node", "terminal"},
     "lab": {
         "adapters",
+        "config",
         "devcluster",
         "estimators",
+        "node",
         "simulation",
         "site",
         "summaries",

@@ -2,6 +2,7 @@
 
     python -m lab.score.blind ROWS
     python -m lab.score.blind DIR [--traces CACHE]
+    python -m lab.score.blind DIR --estimator horus
 
 ROWS is the file in which `lab.scripts.run` measured, traced and described jobs. DIR is one of the older
 checks: measured runs and their texts (rows*, summaries*, about*), CACHE what `trace_rows` wrote for them.
@@ -59,8 +60,8 @@ class Answer(NamedTuple):
         return "hand-written" if self.run.row["source"] in ("own", "repository") else "library"
 
 
-def answers(folder: Path, traces: Optional[Path]) -> List[Answer]:
-    """Every run from every input it has."""
+def answers(folder: Path, traces: Optional[Path], estimator: str = "auto") -> List[Answer]:
+    """Every run from every input it has; `estimator` answers for the texts."""
     truth = load_ground_truth(folder)
     traced = _traced_jobs(folder) if folder.is_file() else None
     found = []
@@ -76,7 +77,8 @@ def answers(folder: Path, traces: Optional[Path]) -> List[Answer]:
             elif kind == TRACE:
                 found += [_from_trace(run, need, traces)] if traces else []
             elif kind in truth.texts[run.summary]:
-                found.append(_answer(run, kind, need, truth.texts[run.summary][kind].rstrip("\n") + "\n"))
+                text = truth.texts[run.summary][kind].rstrip("\n") + "\n"
+                found.append(_answer(run, kind, need, text, estimator))
     return found
 
 
@@ -97,7 +99,7 @@ def _from_trace(run: MeasuredRun, need: int, traces: Path) -> Answer:
         return _answer(run, TRACE, need, file.read())
 
 
-def _answer(run: MeasuredRun, kind: str, need: int, text: str) -> Answer:
+def _answer(run: MeasuredRun, kind: str, need: int, text: str, estimator: str = "auto") -> Answer:
     job = run.job
     stated: Dict[str, Any] = {"batch_size": job.batch_size}
     if kind != TRACE:  # a trace knows its own training
@@ -109,7 +111,9 @@ def _answer(run: MeasuredRun, kind: str, need: int, text: str) -> Answer:
             channels_last=job.channels_last,
         )
     try:
-        return Answer(run, kind, need, estimate(text, gpu=run.gpu.entry or "h200", **stated))
+        return Answer(
+            run, kind, need, estimate(text, gpu=run.gpu.entry or "h200", estimator=estimator, **stated)
+        )
     except GpumemError as error:
         return Answer(run, kind, need, None, str(error).splitlines()[0])
 
@@ -210,8 +214,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("folder", type=Path, metavar="ROWS|DIR")
     parser.add_argument("--traces", type=Path, metavar="CACHE", help="a folder that trace_rows filled")
+    parser.add_argument("--estimator", default="auto", metavar="NAME", help="another for texts, like horus")
     options = parser.parse_args(argv)
-    return print_lines(lambda: lines(answers(options.folder, options.traces)))
+    return print_lines(lambda: lines(answers(options.folder, options.traces, options.estimator)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.formats.remembered import CpuRun
-from slurm_gpumem.slurm.gpu_options import Wishes, nodes_of
+from slurm_gpumem.slurm.gpu_options import Wishes, nodes_of, tasks_on_node
 from slurm_gpumem.submission.request import GpuKind, GpuRequest
 
 _CPU_OPTIONS = ("cpus-per-task", "mincpus")
@@ -36,14 +36,24 @@ def names_cpus(options: Wishes) -> bool:
     return options.any_of(*_CPU_OPTIONS, *(_TASK_OPTIONS if nodes_of(options) == 1 else ()))
 
 
+def named_cpus(options: Wishes) -> Optional[int]:
+    """How many CPUs on each node the job's own options say; None where they say nothing of a task's."""
+    per_task = options.get("cpus-per-task") or ""
+    return int(per_task) * tasks_on_node(options) if per_task.isdigit() else None
+
+
 def host_share(
-    request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPolicy, runs: Sequence[CpuRun] = ()
+    request: GpuRequest,
+    kinds: Sequence[GpuKind],
+    policy: SharingPolicy,
+    runs: Sequence[CpuRun] = (),
+    named_cpus: Optional[int] = None,
 ) -> HostShare:
     """CPUs and host memory in proportion to the part of the GPU, on whichever kind it lands.
 
     The smallest proportion among the kinds, so that no node runs out of CPUs or memory before its GPUs are
     full; at least one core and `min_host_mib`, at most the site's `max_cpus`. Fewer CPUs where `runs`, the
-    job's earlier ones, used fewer.
+    job's earlier ones, used fewer. A job that names its CPUs has no more memory than goes with those.
     """
     takers = [kind for kind in kinds if kind.units >= request.units and kind.is_type(request.gpu_type)]
     if not (request.units or request.instance_mib) or not takers:
@@ -60,7 +70,8 @@ def host_share(
         enough = ceil((wanted or proportion) / kind.threads_per_core) * kind.threads_per_core
         by_use.append(min(proportion, most, enough))
         least = min(policy.min_host_mib, kind.host_mib_per_gpu // 4)
-        memory.append(max(int(kind.host_mib_per_gpu * part), least))
+        of_memory = min(part, named_cpus / kind.cpus_per_gpu) if named_cpus else part
+        memory.append(max(int(kind.host_mib_per_gpu * of_memory), least))
     share = HostShare(min(by_use), min(memory), min(by_share))
     if share.cpus < share.cpus_by_share:
         return share._replace(cpus_used=max(run.used for run in runs))

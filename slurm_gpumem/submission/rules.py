@@ -8,7 +8,7 @@ from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
-from slurm_gpumem.submission.host import HostShare, host_share, names_cpus
+from slurm_gpumem.submission.host import HostShare, host_share, named_cpus, names_cpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.request import (
@@ -280,7 +280,7 @@ def _host(plan: Plan, candidates: CandidateGpus, request: GpuRequest) -> HostSha
     estimate = plan.largest.estimate if plan.largest else None
     fingerprint = plan.workload.fingerprint
     if not fingerprint or not estimate or policy.cpus != "used" or names_cpus(asked.options):
-        return host_share(request, candidates.kinds, policy)
+        return host_share(request, candidates.kinds, policy, named_cpus=named_cpus(asked.options))
     from slurm_gpumem.estimators.remembered import cpus_of_runs
 
     job = None if plan.workload.script else estimate.job

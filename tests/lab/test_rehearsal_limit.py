@@ -10,7 +10,7 @@ import pytest
 
 from lab.places import REHEARSAL
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "gpu"
+SCRIPTS = Path(__file__).resolve().parents[2] / "lab" / "gpu"
 ROWS = REHEARSAL.with_name("rehearsal-limit")
 
 
@@ -75,7 +75,7 @@ def test_the_page_says_what_the_rows_say(report: Any, tmp_path: Path) -> None:
         [line for line in path.read_text().splitlines() if "ideal packer" not in line]
         for path in (tmp_path / "page.md", ROWS.with_suffix(".md"))
     )
-    assert told == committed, "run tests/gpu/rehearsal.py --mode report (lab/docs/rehearsal-limit)"
+    assert told == committed, "run lab/gpu/rehearsal.py --mode report (lab/docs/rehearsal-limit)"
 
 
 def test_with_a_server_for_each_user_the_report_is_near_the_truth(report: Any) -> None:

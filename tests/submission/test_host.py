@@ -17,6 +17,9 @@ from tests.submission.made_kinds import A100, SHARDS, kind, same
 def test_cpus_and_memory_are_in_proportion() -> None:
     request = share_gpu([A100], same(10_240, [A100]), SHARDS, gpu_type=None)
     assert host_share(request, [A100], SHARDS) == (4, 16_000, 4, None)
+    # A job that names its CPUs has the memory that goes with those, as Slurm's own default would be.
+    memory = [host_share(request, [A100], SHARDS, named_cpus=cpus).memory_mib for cpus in (1, 2, 4, 40)]
+    assert memory == [4_096, 8_000, 16_000, 16_000]
 
 
 def test_the_site_caps_the_cpus_of_shared_jobs_at_no_less_than_a_core() -> None:

@@ -18,7 +18,7 @@ def tiles(total: JobTotals) -> List[Tuple[str, str, str]]:
         if total.saved is not None:
             words = f"{percent(total.saved)} less than {hours(total.alone_s)} alone"
         found.append(("GPU-hours", hours(total.used_s), words))
-        words = f"{total.shared:,} of {count(total.jobs, 'job')} had shares"
+        words = f"{total.shared:,} of {count(total.jobs, 'job')} asked for a share"
         found.append(("Jobs per GPU", f"{total.jobs_per_gpu or 0:.1f}", words))
     elif total.gpu_s:
         how = "none shared" if total.used_s is not None else "of run time; some beside other users' jobs"

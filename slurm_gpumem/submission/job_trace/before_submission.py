@@ -230,6 +230,8 @@ def _listed(asked: Submission, choice: str, tasks: Sequence[int]) -> Tuple[int, 
 def _of_tasks(chosen: Sequence[Optional[ArrayTask]], found: Sequence[Trace]) -> str:
     sizes = [(trace.estimate.request_mib, task.task) for task, trace in zip(chosen, found) if task]
     most, least = max(sizes), min(sizes)
+    if most[0] == least[0]:
+        return f"of {len(found)} traced tasks, each needs {most[0]:,} MiB"
     needs = f"task {most[1]} needs most ({most[0]:,} MiB), task {least[1]} least ({least[0]:,} MiB)"
     if most[0] == least[0]:
         needs = f"all need {most[0]:,} MiB"

@@ -70,7 +70,7 @@ def test_it_tells_the_figures_of_a_meeting() -> None:
     words = " ".join(_Reader(text).text)
     assert "GPU sharing on cluster c" in words
     assert f"less than {total.alone_s / 3600:,.0f} alone" in words
-    assert "60 of 60 jobs had shares" in words
+    assert "60 of 60 jobs asked for a share" in words
     data = _data(text)
     assert data["scatter"]["jobs"] == 60
     assert sum(data["errors"]["estimates"]) == sum(row.error is not None for row in rows)

@@ -2,7 +2,7 @@
 
 As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root (four minutes):
 
-    python3 tests/gpu/priorities.py --out DIR [--ways plain,low]
+    python3 lab/gpu/priorities.py --out DIR [--ways plain,low]
 
 DIR/sharing_modes.jsonl gets a row for each way and set: times as long as alone, by job.
 """
@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 from mode_workers import Worker
 from sharing_modes import VICTIM, Trial
@@ -65,7 +66,9 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     control = args.mps_control
     if args.rehearse:
-        control = str(Path(__file__).resolve().parents[1] / "node" / "bin" / "nvidia-cuda-mps-control")
+        control = str(
+            Path(__file__).resolve().parents[2] / "tests" / "node" / "bin" / "nvidia-cuda-mps-control"
+        )
     trial = Trial(args.out, args.rehearse, control, Path(tempfile.mkdtemp()))
     trial.let_users_in()
     for way in args.ways.split(","):

@@ -2,8 +2,8 @@
 
 As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root:
 
-    python3 tests/gpu/rehearsal_default.py --out DIR             solo rates first, then the queue
-    python3 tests/gpu/rehearsal_default.py --out DIR --figures   what came of it; needs no GPU
+    python3 lab/gpu/rehearsal_default.py --out DIR             solo rates first, then the queue
+    python3 lab/gpu/rehearsal_default.py --out DIR --figures   what came of it; needs no GPU
 
 Shares are those of `gpusbatch` at `--max-slowdown`, Slurm's settings those of `gpumem setup`. Two jobs need
 more than they ask for, run out of memory and come back; two more are ended by scancel while they train. The
@@ -26,6 +26,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 import rehearsal
 from life_machine import Machine
@@ -265,7 +266,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     slurm, ledger = args.state / "slurm", None
     if args.rehearse:
-        here = Path(__file__).resolve().parent
+        here = Path(__file__).resolve().parents[2] / "tests" / "gpu"
         shutil.rmtree(args.state, ignore_errors=True)
         ledger = slurm / "ledger"
         args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
@@ -282,8 +283,7 @@ def main() -> int:
     rehearsal.solo(Rows(solo_file), gauge, args.rehearse, window=2.0)
     solo = read_rows(solo_file)
     machine.prepare()
-    for name in ("mode_workers.py", "rehearsal_worker.py", "life_worker.py"):
-        shutil.copy(Path(__file__).with_name(name), machine.work / name)
+    rehearsal.copy_workers(machine)
     opened = {} if args.open else machine.open_to_users()
     try:
         hooks = machine.state / "hooks"

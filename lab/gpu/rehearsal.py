@@ -2,11 +2,11 @@
 
 As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root; one mode per command:
 
-    python3 tests/gpu/rehearsal.py --out DIR --mode solo      step time, power, activity of each kind, alone
-    python3 tests/gpu/rehearsal.py --out DIR --mode shared    then per-user, timeslice, exclusive
-    python3 tests/gpu/rehearsal.py --out DIR --mode limit-shared    shares under max_slowdown, two OOMs
+    python3 lab/gpu/rehearsal.py --out DIR --mode solo      step time, power, activity of each kind, alone
+    python3 lab/gpu/rehearsal.py --out DIR --mode shared    then per-user, timeslice, exclusive
+    python3 lab/gpu/rehearsal.py --out DIR --mode limit-shared    shares under max_slowdown, two OOMs
                                                               injected; or limit-per-user
-    python3 tests/gpu/rehearsal.py --out DIR --mode report    a page and a picture (--page); needs no GPU
+    python3 lab/gpu/rehearsal.py --out DIR --mode report    a page and a picture (--page); needs no GPU
 
 DIR/MODE.jsonl gets a row per job, sample and summary as they come; a mode whose summary is there is not run
 again, one that was cut off begins again, and its rows are kept as MODE.cut.jsonl. Each mode runs `solo` first
@@ -30,6 +30,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 from life_machine import LifeError, Machine, run
 from mode_workers import Worker, rate
@@ -347,6 +348,14 @@ def _relative(marks: Dict[str, Any], began: float) -> Dict[str, Any]:
     return {**times, **kept, **({"failed": failed} if failed else {}), "ends": ends}
 
 
+def copy_workers(machine: Machine) -> None:
+    """To where its users can run them."""
+    here = Path(__file__).resolve()
+    life = here.parents[2] / "tests" / "gpu" / "life_worker.py"
+    for worker in (here.with_name("mode_workers.py"), here.with_name("rehearsal_worker.py"), life):
+        shutil.copy(worker, machine.work)
+
+
 def main() -> int:
     """One mode, or the report."""
     parser = argparse.ArgumentParser(
@@ -390,7 +399,7 @@ def main() -> int:
         import torch  # noqa: F401 - once, before the forks
     slurm, ledger = args.state / "slurm", None
     if args.rehearse:
-        here = Path(__file__).resolve().parent
+        here = Path(__file__).resolve().parents[2] / "tests" / "gpu"
         shutil.rmtree(args.state, ignore_errors=True)
         ledger = slurm / "ledger"
         args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
@@ -411,8 +420,7 @@ def main() -> int:
     if args.mode in LIMITED:
         jobs = under_limit(jobs, alone, args.max_slowdown, way)
     machine.prepare()
-    for name in ("mode_workers.py", "rehearsal_worker.py", "life_worker.py"):
-        shutil.copy(Path(__file__).with_name(name), machine.work / name)
+    copy_workers(machine)
     opened = {} if args.open else machine.open_to_users()
     try:
         mps = "timeslice" if args.mode == "exclusive" else way

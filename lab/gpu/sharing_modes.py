@@ -2,7 +2,7 @@
 
 As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root (three minutes):
 
-    python3 tests/gpu/sharing_modes.py --out DIR [--parts control,files,stop,kill,limits,faults,throughput]
+    python3 lab/gpu/sharing_modes.py --out DIR [--parts control,files,stop,kill,limits,faults,throughput]
 
 The daemons are started by the code that prologs use (slurm_gpumem.node.mps). One JSON line a finding goes to
 DIR/sharing_modes.jsonl as it comes. `--rehearse` plays it without a GPU.
@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 from mode_workers import Worker, rate
 
@@ -44,7 +45,7 @@ SETS: Sequence[Tuple[Tuple[str, int], ...]] = (
     (("text128", VICTIM), ("conv256", ATTACKER)),
     (("small", VICTIM), ("conv32", ATTACKER), ("text16", VICTIM), ("small", ATTACKER)),
 )
-_STANDIN = Path(__file__).resolve().parents[1] / "node" / "bin" / "nvidia-cuda-mps-control"
+_STANDIN = Path(__file__).resolve().parents[2] / "tests" / "node" / "bin" / "nvidia-cuda-mps-control"
 _UUID_PLAYED = "GPU-11111111-2222-3333-4444-555555555555"
 
 
