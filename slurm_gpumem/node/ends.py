@@ -31,32 +31,33 @@ _MOST_WAITING = 256
 
 
 class Exits:
-    """Takes processes from their MPS servers: one question to a daemon at a time, for all that wait for it.
+    """Takes processes from their MPS servers: one question to a daemon at a time for all of a user that wait.
 
     Without the daemon's lock: nothing here starts or stops a daemon, and the process cannot wait for a hook.
+    At a server that users share nobody waits for another user's process, which may be stopped.
     """
 
     def __init__(self, folder: RunFolder, config: NodeConfig) -> None:
         self._service = MpsService(folder, config.mps_control)
         self._guard = threading.Lock()
-        self._turns: Dict[Tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
-        self._waiting: Dict[Tuple[str, int], Set[int]] = defaultdict(set)
+        self._turns: Dict[Tuple[str, int, int], threading.Lock] = defaultdict(threading.Lock)
+        self._waiting: Dict[Tuple[str, int, int], Set[int]] = defaultdict(set)
 
     def take(self, job: NodeJob, pids: Iterable[int]) -> bool:
         """Take processes of a job from the servers that serve it; False where a daemon does not answer."""
         own = {pid for pid in pids if processes.real_uid_of(pid) == job.uid}
-        answers = [self._take(uuid, job.daemon_uid, own) for uuid in job.gpus if own]
+        answers = [self._take((uuid, job.daemon_uid, job.uid), own) for uuid in job.gpus if own]
         return all(answers)
 
-    def _take(self, uuid: str, uid: int, pids: Set[int]) -> bool:
+    def _take(self, whose: Tuple[str, int, int], pids: Set[int]) -> bool:
         with self._guard:
-            turn = self._turns[uuid, uid]
-            self._waiting[uuid, uid] |= pids
+            turn = self._turns[whose]
+            self._waiting[whose] |= pids
         with turn:
             with self._guard:
-                batch = self._waiting.pop((uuid, uid), set())
+                batch = self._waiting.pop(whose, set())
             # Who had the turn before us may have taken ours along.
-            return not batch or self._service.terminate_clients(uuid, uid, batch)
+            return not batch or self._service.terminate_clients(*whose[:2], batch)
 
 
 class EndServer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -308,20 +309,28 @@ def test_a_process_of_nobodys_job_is_answered_and_nothing_is_ended(
 
 
 @needs_root
-def test_one_users_requests_at_a_stopped_daemon_keep_no_other_user_waiting(
-    asking: Fenced, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["mps", "mps-shared"])
+def test_one_users_processes_that_are_not_let_go_keep_no_other_user_waiting(
+    asking: Fenced, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(MpsService, "quit_timeout_s", 600.0)
-    control = Path(asking.desk.config.mps_control)
-    control.write_text(
-        control.read_text().replace("while", f'[ "$(id -u)" = {USER} ] && exec sleep 60\nwhile')
+    monkeypatch.setattr(MpsService, "leave_timeout_s", 600.0)
+    control, hung = Path(asking.desk.config.mps_control), asking.desk.root / "hung"
+    # What MPS does about a client that is stopped.
+    stopped = f'[ "${{line##* }}" = "$(cat {hung}.pid)" ]'
+    hangs = f"if {stopped}; then echo $$ >>{hung}; exec sleep 200; fi\ndone\n"
+    control.write_text(control.read_text().replace("done\n", hangs))
+    for place in (hung, Path(f"{hung}.pid")):
+        place.touch()
+        place.chmod(0o666)
+    for job, uid in ((1, USER), (2, OTHER_USER)):
+        asking.desk.job(job, mode=mode, uid=uid)
+    code = "import os, socket, sys, time; kind = socket.AF_UNIX, socket.SOCK_SEQPACKET; "
+    code += (
+        "print(os.getpid(), file=open(sys.argv[2], 'w')); kept = [socket.socket(*kind) for _ in range(250)]; "
     )
-    asking.desk.job(2, mode="mps", uid=OTHER_USER)
-    code = "import socket, sys, time; kind = socket.AF_UNIX, socket.SOCK_SEQPACKET; "
-    code += "kept = [socket.socket(*kind) for _ in range(250)]; [one.connect(sys.argv[1]) for one in kept]; "
-    code += "print(); sys.stdout.flush(); time.sleep(600)"
+    code += "[one.connect(sys.argv[1]) for one in kept]; print(); sys.stdout.flush(); time.sleep(600)"
     flood = subprocess.Popen(
-        ["/usr/bin/python3", "-I", "-S", "-c", code, str(asking.desk.folder.end_socket)],
+        ["/usr/bin/python3", "-I", "-S", "-c", code, str(asking.desk.folder.end_socket), f"{hung}.pid"],
         env={"SLURM_JOB_ID": "1"},
         user=USER,
         stdout=subprocess.PIPE,
@@ -329,4 +338,9 @@ def test_one_users_requests_at_a_stopped_daemon_keep_no_other_user_waiting(
     asking.desk.processes.append(flood)
     assert flood.stdout is not None
     assert flood.stdout.readline()
-    assert asking.ended(_ask(asking, OTHER_USER, "2"))
+    until(hung.read_text)
+    try:
+        assert asking.ended(_ask(asking, OTHER_USER, "2"))
+    finally:
+        for pid in hung.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
