@@ -233,6 +233,4 @@ def _of_tasks(chosen: Sequence[Optional[ArrayTask]], found: Sequence[Trace]) -> 
     if most[0] == least[0]:
         return f"of {len(found)} traced tasks, each needs {most[0]:,} MiB"
     needs = f"task {most[1]} needs most ({most[0]:,} MiB), task {least[1]} least ({least[0]:,} MiB)"
-    if most[0] == least[0]:
-        needs = f"all need {most[0]:,} MiB"
     return f"of {len(found)} traced tasks, {needs}"
