@@ -163,7 +163,11 @@ def test_no_more_traces_run_at_once_than_the_site_allows_and_others_queue() -> N
             places[slot] = []
 
             def wait(slot: Slot = slot, queued: threading.Event = queued) -> None:
-                slot.take(lambda place: (places[slot].append(place), queued.set())[0])
+                def note(place: int) -> None:
+                    places[slot].append(place)
+                    queued.set()
+
+                slot.take(note)
                 turns.append(slot)
 
             threads.append(threading.Thread(target=wait, daemon=True))
