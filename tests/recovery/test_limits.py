@@ -12,6 +12,8 @@ from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
+USER = "daemon"
+"""Not nobody: for the accounting of 26.05 that is no name."""
 ONCE = f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}'
 
 
@@ -22,10 +24,10 @@ def limited(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         ("add", "account", "top"),
         ("add", "account", "narrow", "parent=top"),
         ("add", "account", "wide"),
-        ("add", "user", "nobody", "account=narrow"),
-        ("add", "user", "nobody", "account=wide"),
+        ("add", "user", USER, "account=narrow"),
+        ("add", "user", USER, "account=wide"),
         ("modify", "account", "top", "set", "GrpTRES=gres/shard=13,gres/gpu=0"),
-        ("modify", "user", "nobody", "where", "account=wide", "set", "MaxTRES=gres/shard=20,gres/gpu=0"),
+        ("modify", "user", USER, "where", "account=wide", "set", "MaxTRES=gres/shard=20,gres/gpu=0"),
     ):
         site.cluster.run(["sacctmgr", "-i", *command], check=True)
     # Newer versions tell slurmctld of one after the other.
@@ -35,12 +37,14 @@ def limited(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
 
 
 def test_a_job_gets_what_the_limits_leave_and_one_that_they_leave_nothing_stays_failed(limited: Site) -> None:
-    more, narrow = (limited.submit(ONCE, f"--account={name}", shards=12) for name in ("wide", "narrow"))
+    more, narrow = (
+        limited.submit(ONCE, f"--account={name}", shards=12, user=USER) for name in ("wide", "narrow")
+    )
     shown = limited.ended(more, "COMPLETED")
     assert (shown["RestartCnt"], shown["tres-per-node"].removeprefix("gres")[1:]) == ("1", "shard:20")
     # 12.8 GiB were needed at least, 13 shards; that is more than it had, and all that it may have.
     assert limited.ended(narrow, "COMPLETED")["tres-per-node"].endswith("shard:13")
-    full = limited.submit(f"echo begins; {OOM}", "--account=narrow", shards=13)
+    full = limited.submit(f"echo begins; {OOM}", "--account=narrow", shards=13, user=USER)
     shown = limited.ended(full, "FAILED")
     assert (shown["RestartCnt"], limited.runs(full)) == ("0", 1)
     said = next(line for line in limited.log().splitlines() if f" job {full}: " in line)
