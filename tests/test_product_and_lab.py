@@ -29,8 +29,8 @@ ASKS_WHERE_IT_IS = {
     "tracing/guard/start.py": "the package's root, since it is started by path",
     "tracing/own_code.py": "the package's root, to tell its frames from the user's",
     "tracing/model/load.py": "files of the user's modules",
-    "tracing/script/evaluations.py": "files of the user's modules",
-    "tracing/guards.py": "the package's root, to tell its frames from those that ask for a value",
+    "tracing/follow/evaluations.py": "files of the user's modules",
+    "tracing/engine/value_checks.py": "the package's root, to tell its frames from others",
     "tracing/script/run.py": "the package's root and its own programs, for the traced command",
 }
 

@@ -23,12 +23,12 @@ from lab.probe.cases import Case, forward_of
 from lab.rows import open_text
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Reduction
-from slurm_gpumem.tracing.autocast import autocast_on_meta
-from slurm_gpumem.tracing.places import Places
-from slurm_gpumem.tracing.recorder import Recorder
-from slurm_gpumem.tracing.recurrent import DROPOUT_STATE, NAME
-from slurm_gpumem.tracing.substitutes import cuda_substitutes
-from slurm_gpumem.tracing.values import Guess
+from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
+from slurm_gpumem.tracing.cuda.recurrent import DROPOUT_STATE, NAME
+from slurm_gpumem.tracing.cuda.substitutes import cuda_substitutes
+from slurm_gpumem.tracing.engine.module_stack import Places
+from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.values import Guess
 
 SMS = 132
 PASSES = ("forward", "backward")

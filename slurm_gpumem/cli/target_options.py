@@ -229,8 +229,8 @@ def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = Fals
     from slurm_gpumem.submission.job_trace import cache
     from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
     from slurm_gpumem.terminal.progress import StatusLine
+    from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
     from slurm_gpumem.tracing.model.request import trace_code
-    from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU
     from slurm_gpumem.tracing.script.hints import PHASE
     from slurm_gpumem.tracing.script.run import State
 

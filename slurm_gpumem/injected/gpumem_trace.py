@@ -42,7 +42,7 @@ def install(torch):
     package = importlib.util.module_from_spec(spec)
     sys.modules["slurm_gpumem"] = package
     spec.loader.exec_module(package)
-    from slurm_gpumem.tracing.script.inside import install as install_tracer
+    from slurm_gpumem.tracing.script.tracer import install as install_tracer
 
     install_tracer()
 

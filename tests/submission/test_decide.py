@@ -41,7 +41,7 @@ from slurm_gpumem.submission.submission import (
     read_workload,
 )
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import TracedScript
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"

@@ -25,7 +25,7 @@ def _model(**kept: Any) -> Any:
 def _traced(model: Any) -> Any:
     import torch
 
-    from slurm_gpumem.tracing.trace_model import summarize
+    from slurm_gpumem.tracing.live_model.trace_model import summarize
 
     return summarize(model, torch.empty(8, 4, device="meta"), loss=lambda out, _: out.sum())
 
@@ -39,7 +39,7 @@ def test_a_model_that_keeps_a_module_and_locks_is_traced_as_without_them() -> No
 
 
 def test_the_copy_shares_what_cannot_be_copied_and_nothing_else() -> None:
-    from slurm_gpumem.tracing.meta_model import meta_twin
+    from slurm_gpumem.tracing.live_model.meta_model import meta_twin
 
     lock, names = threading.Lock(), ["a"]
     model = _model(config=math, lock=lock, names=names)
@@ -53,7 +53,7 @@ def test_the_copy_shares_what_cannot_be_copied_and_nothing_else() -> None:
 
 
 def test_results_of_computations_in_lists_have_no_values_in_the_copy() -> None:
-    from slurm_gpumem.tracing.meta_model import meta_twin
+    from slurm_gpumem.tracing.live_model.meta_model import meta_twin
 
     model = _model()
     model[1].seen = [model[0].weight * 2]
@@ -65,7 +65,7 @@ def test_results_of_computations_in_lists_have_no_values_in_the_copy() -> None:
 def test_a_layer_that_refuses_to_be_copied_is_not_shared() -> None:
     from torch import nn
 
-    from slurm_gpumem.tracing.meta_model import meta_twin
+    from slurm_gpumem.tracing.live_model.meta_model import meta_twin
 
     class Single(nn.Linear):
         def __deepcopy__(self, memo: Any) -> Any:

@@ -84,7 +84,7 @@ def _described(result: Any) -> List[Any]:
 def test_shortcuts_give_what_the_meta_kernels_give(type_name: str) -> None:
     import torch
 
-    from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN
+    from slurm_gpumem.tracing.engine.memo import NOT_PLAIN, PLAIN
 
     taken = set()
     for name, operator, arguments in _calls(getattr(torch, type_name)):
@@ -99,7 +99,7 @@ def test_shortcuts_give_what_the_meta_kernels_give(type_name: str) -> None:
 def test_what_does_not_fit_is_left_to_the_meta_kernel_and_its_error() -> None:
     import torch
 
-    from slurm_gpumem.tracing.fast import call
+    from slurm_gpumem.tracing.engine.memo import call
 
     bias, first, second = (torch.empty(shape, device="meta") for shape in ((7,), (3, 5), (6, 7)))
     with pytest.raises(RuntimeError, match=r"\[3, 5\]|3x5"):
@@ -123,7 +123,7 @@ def _counted(operator: Any) -> Tuple[Any, List[int]]:
 def test_a_meta_kernel_is_run_once_for_inputs_that_lie_the_same() -> None:
     import torch
 
-    from slurm_gpumem.tracing.fast import call
+    from slurm_gpumem.tracing.engine.memo import call
 
     aten = torch.ops.aten
     rows = torch.empty(4, 6, device="meta")
@@ -150,7 +150,7 @@ def test_a_meta_kernel_is_run_once_for_inputs_that_lie_the_same() -> None:
 def test_views_writes_and_tensors_with_numbers_are_run_each_time() -> None:
     import torch
 
-    from slurm_gpumem.tracing.fast import call
+    from slurm_gpumem.tracing.engine.memo import call
 
     aten = torch.ops.aten
     rows, numbers = torch.empty(4, 6, device="meta"), torch.arange(6.0)

@@ -18,7 +18,7 @@ def _graph(function: Any, *shapes: Any) -> Any:
 
 
 def _stored(function: Any, *shapes: Any) -> List[str]:
-    from slurm_gpumem.tracing.fused import plan
+    from slurm_gpumem.tracing.cuda.fused import plan
 
     return [str(node) for node in plan(_graph(function, *shapes), lambda node: node.op == "placeholder").made]
 
@@ -48,7 +48,7 @@ def test_a_result_of_many_inputs_that_two_kernels_need_is_in_memory() -> None:
 
 
 def test_a_kernel_writes_over_an_input_that_nobody_needs_any_more() -> None:
-    from slurm_gpumem.tracing.fused import plan
+    from slurm_gpumem.tracing.cuda.fused import plan
 
     def over(function: Any) -> Dict[str, str]:
         found = plan(_graph(function, (8, 16), (16, 32)), lambda node: node.op == "placeholder").over

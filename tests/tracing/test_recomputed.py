@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="no PyTorch here")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from slurm_gpumem.tracing.trace_model import summarize  # noqa: E402
+from slurm_gpumem.tracing.live_model.trace_model import summarize  # noqa: E402
 
 ROWS: List[List[int]] = []
 """Rows of each expert, for each time that a block ran."""

@@ -28,7 +28,7 @@ def _types(function: Any, device: str, enabled: bool = True) -> List[str]:
 def test_compiled_products_have_the_types_that_pytorch_gives_them_on_real_tensors(enabled: bool) -> None:
     import torch
 
-    from slurm_gpumem.tracing.autocast import autocast_on_meta
+    from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
 
     source = torch.jit.CompilationUnit("def gate(a, b):\n    return a * b\n")
     real = _types(source.gate, "cpu", enabled)
@@ -42,7 +42,7 @@ def test_compiled_code_that_trains_under_autocast_draws_a_warning() -> None:
     import torch
     from torch import nn
 
-    from slurm_gpumem.tracing.trace_model import summarize
+    from slurm_gpumem.tracing.live_model.trace_model import summarize
 
     source = torch.jit.CompilationUnit("def gate(a, b):\n    return a * b\n")
 
@@ -66,8 +66,8 @@ def test_what_pytorch_knows_of_functions_to_compile_is_the_same_after_a_trace() 
     import torch
     from torch import nn
 
-    from slurm_gpumem.tracing.constants import known_constants
-    from slurm_gpumem.tracing.trace_model import summarize
+    from slurm_gpumem.tracing.engine.constants import known_constants
+    from slurm_gpumem.tracing.live_model.trace_model import summarize
 
     known = torch.jit._builtins._get_builtin_table()
     before = dict(known)

@@ -12,7 +12,7 @@ from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.gpu_options import Wishes
 from slurm_gpumem.slurm.job_environment import ArrayTask, gpus_on_node, job_environment, working_directory
 from slurm_gpumem.submission.job_trace import stubs
-from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.messages import Advice
 from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
 from slurm_gpumem.units import MIB

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
 from slurm_gpumem.slurm.options import read_command_line, srun_table
-from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
 
 _SHOWN = 80

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.blame import own_words, user_line
-from slurm_gpumem.tracing.known_values import KnownValues
+from slurm_gpumem.tracing.engine.known_values import KnownValues
 from slurm_gpumem.tracing.model import hub
 from slurm_gpumem.tracing.model.load import call, find_callable
 from slurm_gpumem.tracing.model.spec import HUGGING_FACE, TIMM, TraceRequest
+from slurm_gpumem.tracing.user_line import own_words, user_line
 
 _META, _CPU = "meta", "cpu"
 

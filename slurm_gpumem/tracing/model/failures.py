@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, List
 
 from slurm_gpumem.errors import GpumemError, TargetError
-from slurm_gpumem.tracing.blame import innermost, is_ours, own_words, user_line
 from slurm_gpumem.tracing.model.spec import TraceRequest
+from slurm_gpumem.tracing.user_line import innermost, is_ours, own_words, user_line
 
 _OFFLINE = (
     "OfflineModeIsEnabled",

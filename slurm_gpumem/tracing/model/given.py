@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.loop import Inputs
-from slurm_gpumem.tracing.losses import main_tensor
+from slurm_gpumem.tracing.live_model.loop import Inputs
+from slurm_gpumem.tracing.live_model.losses import main_tensor
 from slurm_gpumem.tracing.model import batches
 from slurm_gpumem.tracing.model.build import Several
 from slurm_gpumem.tracing.model.load import as_many_as_it_takes, call, find_callable

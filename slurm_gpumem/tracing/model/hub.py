@@ -9,7 +9,7 @@ import os
 from typing import Any, Dict, List, Mapping, Tuple
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.blame import own_words
+from slurm_gpumem.tracing.user_line import own_words
 
 _HEADS = (
     # (name for --head, transformers' table), tried in this order if no head is given.

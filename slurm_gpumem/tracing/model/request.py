@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Callable, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UnknownNameError
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
 from slurm_gpumem.tracing.model import outline
 from slurm_gpumem.tracing.model.spec import (
     BATCH,
@@ -21,7 +22,6 @@ from slurm_gpumem.tracing.model.spec import (
     parse_input,
     parse_target,
 )
-from slurm_gpumem.tracing.script.gpu_facts import ANY_GPU
 from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
 from slurm_gpumem.training_names import plain_name
 
@@ -78,7 +78,7 @@ def well_known(target: Target) -> Target:
     """A well-known Hugging Face name ("gpt2-medium") as its class and sizes; others stay as they are."""
     if target.kind != HUGGING_FACE or target.place.endswith(".json"):
         return target
-    from slurm_gpumem.tracing.hub_names import known_model
+    from slurm_gpumem.tracing.live_model.hub_names import known_model
 
     found = known_model(target.place)
     if found is None:

@@ -17,19 +17,19 @@ from torch.nn.parameter import is_lazy
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
-from slurm_gpumem.tracing import labels, losses, optimizers
-from slurm_gpumem.tracing.assemble import assemble
-from slurm_gpumem.tracing.described import precision_of, torch_version
-from slurm_gpumem.tracing.guards import EndlessLoop
-from slurm_gpumem.tracing.loop import Inputs, Plan, note_model, seen_by, steps
+from slurm_gpumem.tracing.engine.assemble import assemble
+from slurm_gpumem.tracing.engine.module_stack import shapes
+from slurm_gpumem.tracing.engine.value_checks import EndlessLoop
+from slurm_gpumem.tracing.live_model import labels, losses, optimizers
+from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
+from slurm_gpumem.tracing.live_model.loop import Inputs, Plan, note_model, seen_by, steps
 from slurm_gpumem.tracing.model.build import Builder, Several
 from slurm_gpumem.tracing.model.checkpointing import checkpoint_blocks
 from slurm_gpumem.tracing.model.failures import failure
 from slurm_gpumem.tracing.model.given import given_batches, given_loss, given_optimizer, given_step
 from slurm_gpumem.tracing.model.pretrained import without_downloads
 from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
-from slurm_gpumem.tracing.places import shapes
-from slurm_gpumem.tracing.script import inside
+from slurm_gpumem.tracing.script import tracer
 from slurm_gpumem.tracing.script.summary import summary_of
 
 _PURE = {"bf16": torch.bfloat16}
@@ -39,7 +39,7 @@ _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, Assertion
 def main() -> None:
     """In the traced process: the request is the only argument."""
     request = TraceRequest.from_json(sys.argv[1])
-    _Training(request, inside.tracer()).run()
+    _Training(request, tracer.tracer()).run()
 
 
 class _Training:

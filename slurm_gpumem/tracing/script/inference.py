@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
-from slurm_gpumem.tracing.script.passes import Passes
+from slurm_gpumem.tracing.follow.passes import Passes
 
 INFERENCE, TRAINING = "inference", "training"
 _MOST_EVENTS = 200_000

@@ -6,8 +6,8 @@ import os
 import re
 from typing import NamedTuple, Optional
 
-from slurm_gpumem.tracing.blame import shortened
 from slurm_gpumem.tracing.own_code import is_users
+from slurm_gpumem.tracing.user_line import shortened
 
 _ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?::\s*(.*))?$")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)(?:, in (\S+))?')

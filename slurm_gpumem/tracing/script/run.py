@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import NotEstimatedError, TargetError
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.guard import start
 from slurm_gpumem.tracing.guard.leftovers import remove
 from slurm_gpumem.tracing.guard.limits import Limits as Limits
@@ -27,8 +28,7 @@ from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
 from slurm_gpumem.tracing.guard.slots import AS_FREE as AS_FREE
 from slurm_gpumem.tracing.guard.slots import Slot
-from slurm_gpumem.tracing.host_memory import most_of_free_mib
-from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.live_model.host_memory import most_of_free_mib
 from slurm_gpumem.tracing.script.hints import ENDLESS
 from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, nothing_on_gpu
 from slurm_gpumem.tracing.script.report_folder import (

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.summaries.types import Layer
-from slurm_gpumem.tracing.places import CURRENT_NODE, Places, shapes
+from slurm_gpumem.tracing.engine.module_stack import CURRENT_NODE, Places, shapes
 
 
 class Root:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.tracing.autocast import Autocast
-from slurm_gpumem.tracing.recorder import Block, Recorder
+from slurm_gpumem.tracing.cuda.autocast import Autocast
+from slurm_gpumem.tracing.engine.recorder import Block, Recorder
+from slurm_gpumem.tracing.engine.values import Guess
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
-from slurm_gpumem.tracing.values import Guess
 
 _FEW = 512
 _GIB = 1 << 30

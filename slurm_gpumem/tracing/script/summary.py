@@ -10,14 +10,14 @@ from torch.nn.parameter import is_lazy
 from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import clipped, count
-from slurm_gpumem.tracing.assemble import site_of
-from slurm_gpumem.tracing.described import precision_of, torch_version
-from slurm_gpumem.tracing.kernels import assembled
-from slurm_gpumem.tracing.places import own_parameters
-from slurm_gpumem.tracing.script import evaluations
+from slurm_gpumem.tracing.cuda.kernels import assembled
+from slurm_gpumem.tracing.engine.assemble import site_of
+from slurm_gpumem.tracing.engine.module_stack import own_parameters
+from slurm_gpumem.tracing.follow import evaluations
+from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS
+from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
 from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 from slurm_gpumem.tracing.script.inference import TRAINING
-from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS
 
 _REASON = 200
 """Letters of an error in a warning."""

@@ -16,12 +16,12 @@ def test_without_gradients_a_few_of_one_shape_are_checked_and_again_beside_more(
 ) -> None:
     import torch
 
-    from slurm_gpumem.tracing.autocast import Autocast
-    from slurm_gpumem.tracing.script.replaced import _few_checks
+    from slurm_gpumem.tracing.cuda.autocast import Autocast
+    from slurm_gpumem.tracing.engine.values import Guess
+    from slurm_gpumem.tracing.fake_cuda.torch_patches import _few_checks
+    from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
-    from slurm_gpumem.tracing.script.world import CudaWorld
-    from slurm_gpumem.tracing.values import Guess
 
     kind: Any = torch.distributions.Distribution
     monkeypatch.setattr(kind, "__init__", kind.__init__)
@@ -54,11 +54,11 @@ def test_matrices_that_nobody_knows_may_be_symmetric() -> None:
     """`isclose` begins with what is equal: of that hardly a whole row is, and a distribution would raise."""
     import torch
 
-    from slurm_gpumem.tracing.autocast import Autocast
+    from slurm_gpumem.tracing.cuda.autocast import Autocast
+    from slurm_gpumem.tracing.engine.values import Guess
+    from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
-    from slurm_gpumem.tracing.script.world import CudaWorld
-    from slurm_gpumem.tracing.values import Guess
 
     recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
     with CudaWorld(), recorder:

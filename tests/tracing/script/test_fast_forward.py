@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no PyTorch here")
 
-from slurm_gpumem.tracing.script.fast_forward import FastForward  # noqa: E402
+from slurm_gpumem.tracing.follow.fast_forward import FastForward  # noqa: E402
 
 
 def test_two_cycles_after_one_that_did_more_are_run_whole_as_the_second_may_reserve_more() -> None:

@@ -33,7 +33,7 @@ def net(): return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024,
 GENERATES = """
 from transformers.generation.utils import GenerationMixin
 if sys.argv[1] == "every-token":
-    import slurm_gpumem.tracing.script.generation as tracing; tracing.WINDOW = 10 ** 9
+    import slurm_gpumem.tracing.follow.generation as tracing; tracing.WINDOW = 10 ** 9
 class Model(GenerationMixin, nn.Module):
     def __init__(self):
         super().__init__(); self.embed = nn.Embedding(1000, 512); self.head = nn.Linear(512, 1000)

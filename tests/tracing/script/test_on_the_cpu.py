@@ -10,11 +10,11 @@ pytestmark = needs_torch
 
 
 def _world() -> Tuple[Any, Any]:
-    from slurm_gpumem.tracing.autocast import Autocast
+    from slurm_gpumem.tracing.cuda.autocast import Autocast
+    from slurm_gpumem.tracing.engine.values import Guess
+    from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
-    from slurm_gpumem.tracing.script.world import CudaWorld
-    from slurm_gpumem.tracing.values import Guess
 
     recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
     return CudaWorld(), recorder
@@ -71,7 +71,7 @@ def test_what_goes_to_the_gpu_is_noted() -> None:
 def test_what_is_known_of_a_value_of_the_gpu_is_followed_on_the_cpu() -> None:
     import torch
 
-    from slurm_gpumem.tracing.choices import mark_index, share_of
+    from slurm_gpumem.tracing.engine.mask_statistics import mark_index, share_of
 
     world, recorder = _world()
     labels = torch.zeros(8, dtype=torch.int64)
@@ -84,7 +84,7 @@ def test_what_is_known_of_a_value_of_the_gpu_is_followed_on_the_cpu() -> None:
 def test_a_transform_that_a_loader_calls_is_no_model() -> None:
     import torch
 
-    from slurm_gpumem.tracing.script.fast_forward import FastForward
+    from slurm_gpumem.tracing.follow.fast_forward import FastForward
 
     class Halved(torch.nn.Module):
         def forward(self, image: Any) -> Any:

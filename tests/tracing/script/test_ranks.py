@@ -14,7 +14,7 @@ from slurm_gpumem.errors import NotEstimatedError
 from slurm_gpumem.estimators.data_parallel import rank_trace
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.summaries.trace_types import BUCKET
-from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.estimators.rank_figures import figures
 from tests.support.needs import needs_torch

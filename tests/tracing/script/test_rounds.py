@@ -16,10 +16,10 @@ pytestmark = needs_torch
 
 @pytest.fixture
 def names() -> Dict[str, Any]:
-    from slurm_gpumem.tracing.script import rounds
+    from slurm_gpumem.tracing.follow import loop_skipper
 
-    ours = rounds.Rounds(SimpleNamespace())
-    return {"range": ours.range, "enumerate": rounds.kind_of_enumerate(ours)}
+    ours = loop_skipper.Rounds(SimpleNamespace())
+    return {"range": ours.range, "enumerate": loop_skipper.kind_of_enumerate(ours)}
 
 
 def test_a_module_s_names_are_saved_as_python_s_own(names: Dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def test_they_make_what_python_s_own_make(names: Dict[str, Any]) -> None:
 
 
 def test_the_range_of_a_loop_is_saved_and_copied_as_python_s_own() -> None:
-    from slurm_gpumem.tracing.script.rounds import Rounds, Watched
+    from slurm_gpumem.tracing.follow.loop_skipper import Rounds, Watched
 
     watched = Watched(range(2, 9, 3), Rounds(SimpleNamespace()))
     for again in (pickle.loads(pickle.dumps(watched)), copy.copy(watched), copy.deepcopy([watched])[0]):

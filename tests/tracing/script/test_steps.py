@@ -17,7 +17,7 @@ pytestmark = needs_torch
 CROWDED = """
 import os, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from slurm_gpumem.tracing.script.steps import _waited_for_a_cpu
+from slurm_gpumem.tracing.follow.steps import _waited_for_a_cpu
 neighbours = []
 for _ in range(2):
     pid = os.fork()
@@ -57,7 +57,7 @@ def test_time_in_which_others_had_the_cpu_is_not_counted_as_time_onward(tmp_path
 def test_the_time_limit_says_whether_memory_was_still_growing(
     monkeypatch: pytest.MonkeyPatch, grows: bool
 ) -> None:
-    from slurm_gpumem.tracing.script import steps
+    from slurm_gpumem.tracing.follow import steps
 
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -88,7 +88,7 @@ def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
 
 
 def test_a_script_that_calls_nothing_after_its_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slurm_gpumem.tracing.script import steps
+    from slurm_gpumem.tracing.follow import steps
 
     now = [9.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
@@ -128,13 +128,13 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
 def test_an_error_while_another_thread_writes_down_what_was_seen_is_not_the_scripts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from slurm_gpumem.tracing.script import inside
+    from slurm_gpumem.tracing.script import tracer
 
     def wait() -> None:
         raise SystemExit
 
-    monkeypatch.setattr(inside, "_wait_for_the_end", wait)
+    monkeypatch.setattr(tracer, "_wait_for_the_end", wait)
     tracer: Any = SimpleNamespace(_finished=True, _finisher=-1, _failure="")
     with pytest.raises(SystemExit):
-        inside.Tracer._failed_by(tracer, RuntimeError("no values"))
+        tracer.Tracer._failed_by(tracer, RuntimeError("no values"))
     assert not tracer._failure

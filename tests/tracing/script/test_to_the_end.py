@@ -281,7 +281,7 @@ def test_a_trace_that_does_not_come_to_the_end_says_how_much_it_saw(
 def test_a_trace_that_ends_in_the_last_round_has_not_seen_all_of_it(
     at: int, endless: bool, seen: str
 ) -> None:
-    from slurm_gpumem.tracing.script.rounds import Rounds
+    from slurm_gpumem.tracing.follow.loop_skipper import Rounds
 
     loop = SimpleNamespace(trained=2, total=3, at=at, called="rounds", endless=endless)
     assert Rounds.seen(cast(Rounds, SimpleNamespace(running=[loop], _waiting={}))) == seen

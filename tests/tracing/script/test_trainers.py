@@ -37,7 +37,7 @@ def _hugging_face(accumulation: int = 1) -> SimpleNamespace:
 
 
 def _left_out(frame: FrameType, left: int) -> int:
-    from slurm_gpumem.tracing.script import trainers
+    from slurm_gpumem.tracing.follow import trainers
 
     trainer = trainers.asking(frame, pytest.fail)
     assert trainer is not None
@@ -69,7 +69,7 @@ def test_an_epoch_of_the_trainer_goes_to_its_last_batch_and_no_further() -> None
 
 
 def test_a_trainer_without_a_last_step_does_not_know_its_end() -> None:
-    from slurm_gpumem.tracing.script import trainers
+    from slurm_gpumem.tracing.follow import trainers
 
     trainer = _hugging_face()
     for steps, known in ((3000, True), (-1, False)):
@@ -80,7 +80,7 @@ def test_a_trainer_without_a_last_step_does_not_know_its_end() -> None:
 
 
 def test_an_evaluation_of_the_trainer_counts_nothing() -> None:
-    from slurm_gpumem.tracing.script import trainers
+    from slurm_gpumem.tracing.follow import trainers
 
     assert (
         trainers.asking(_frame("transformers.trainer", "evaluation_loop", _hugging_face()), pytest.fail)
@@ -126,7 +126,7 @@ def test_lightning_goes_on_to_its_next_validation_or_the_end_of_its_epoch(left: 
     ],
 )
 def test_a_version_with_other_names_is_said_and_not_followed(module: str, name: str) -> None:
-    from slurm_gpumem.tracing.script import trainers
+    from slurm_gpumem.tracing.follow import trainers
 
     said: List[str] = []
     assert trainers.asking(_frame(module, name, SimpleNamespace(state=None)), said.append) is None

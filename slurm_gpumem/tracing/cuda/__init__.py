@@ -1,0 +1,1 @@
+"""What a GPU would do that meta tensors do not: kernels, workspaces, attention, autocast."""

@@ -1,0 +1,112 @@
+"""cuSOLVER's decompositions: what they hold beside their results, measured on an H200 with torch 2.11.
+
+The first use of a thread makes a handle, which takes memory outside of the allocator; it is noted as a block
+that stays, which comes to the same. Systems of several small matrices are solved by cuBLAS, without one.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Callable, Dict
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.cuda.layouts import size_of
+from slurm_gpumem.units import MIB
+
+aten = torch.ops.aten
+HANDLE = 96 * MIB
+_SOLVED_BY_CUBLAS = ("aten::_linalg_solve_ex", "aten::linalg_inv_ex")
+"""cuSOLVER factors one matrix, and cuBLAS solves with the factors."""
+_LARGE = 1024
+"""Sides from which the eigenvalues of a matrix are found by the method that needs much memory."""
+
+
+def _batches(data: Tensor) -> int:
+    return prod(int(size) for size in data.shape[:-2])
+
+
+def _side(data: Tensor) -> int:
+    return int(data.shape[-1])
+
+
+def _nothing(data: Tensor) -> int:
+    return 0
+
+
+def _twice(data: Tensor) -> int:
+    """A copy and its factors."""
+    return 2 * size_of(data)
+
+
+def _once(data: Tensor) -> int:
+    return size_of(data)
+
+
+def _eigenvalues(data: Tensor) -> int:
+    if _batches(data) > 1:
+        return size_of(data) // 5
+    return int(size_of(data) * (4.1 if _side(data) >= _LARGE else 1.1))
+
+
+def _singular_values(data: Tensor) -> int:
+    return int(size_of(data) * (3.1 if _batches(data) == 1 else 1.3))
+
+
+def _rotations(data: Tensor) -> int:
+    return 2 * MIB + 4096 * _side(data) if _batches(data) == 1 else size_of(data) // 2
+
+
+def _solver(at: int, extra: Callable[[Tensor], int], factors: bool) -> Callable[..., Any]:
+    """`at`: which argument is the matrix; `factors`: whether cuBLAS does it for several matrices."""
+
+    def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        data, name = args[at], func._schema.name
+        if data.device.type != "meta":
+            return result
+        recorder.note_result(result, name)
+        if factors and (_batches(data) > 1 or name in _SOLVED_BY_CUBLAS):
+            recorder.cublas(name)
+        if not factors or _batches(data) == 1:
+            recorder.uses_matmul = True  # its library is loaded, without a workspace of its own
+            recorder.once(f"cusolver {recorder.thread}", HANDLE, "cusolver")
+        recorder.workspace(extra(data), name)
+        return result
+
+    return handler
+
+
+def _handlers() -> Dict[Any, Callable[..., Any]]:
+    table = (
+        ("linalg_cholesky_ex", 0, _nothing, False),
+        ("_cholesky_solve_helper", 1, _once, False),
+        ("cholesky_solve", 1, _once, False),
+        ("cholesky_inverse", 0, _once, False),
+        ("_linalg_solve_ex", 0, _nothing, True),
+        ("linalg_lu_factor_ex", 0, _nothing, True),
+        ("_linalg_slogdet", 0, _nothing, True),
+        ("_linalg_det", 0, _nothing, True),
+        ("linalg_inv_ex", 0, _twice, True),
+        ("_linalg_eigh", 0, _eigenvalues, False),
+        ("_linalg_svd", 0, _singular_values, False),
+        ("linalg_qr", 0, _rotations, False),
+    )
+    found = {}
+    for name, at, extra, factors in table:
+        packet = getattr(aten, name, None)
+        if packet is not None and hasattr(packet, "default"):
+            found[packet.default] = _solver(at, extra, factors)
+    return found
+
+
+SOLVERS = _handlers()
+UNMEASURED = {
+    "aten::linalg_eig",
+    "aten::linalg_lstsq",
+    "aten::linalg_ldl_factor_ex",
+    "aten::geqrf",
+    "aten::ormqr",
+}
+"""Others of its operators."""

@@ -1,0 +1,1 @@
+"""What a step allocates: operators run on meta tensors, storages are noted, values kept where they can be."""

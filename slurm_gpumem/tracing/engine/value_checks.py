@@ -1,0 +1,171 @@
+"""Which answer a check of values wants: "labels in range?", "any NaN?" stop a script if it is wrong."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from functools import lru_cache
+from types import FrameType
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+
+from slurm_gpumem.tracing.follow.loops_of_code import deciding_loop, parsed
+
+_NOT_THE_ASKER = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
+)
+_ROUNDS = 20
+"""Equal answers after which a loop gets others; values may become known in its first rounds."""
+_LONG = 500
+"""The same of a loop that may have another way out, such as a largest number of rounds."""
+_FEW = 4
+"""The same of a loop whose rounds were seen before to leave no more memory than they found: an ODE solver
+that keeps no graph is called hundreds of times in a step."""
+_IN_A_ROW = 100
+"""Other answers that follow each other where what is read is not the loop's condition itself."""
+_RESTARTS = 1000
+"""How often a loop may be entered again in one call of a function, and in one step."""
+_ENDS = (0.0, float(1 << 30))
+"""Numbers that end a loop which waits until one is small, or large."""
+
+
+def wanted() -> Optional[bool]:
+    """The truth with which the code that now reads a boolean goes on; None if either may be.
+
+    `if bad.any(): raise …` wants False, `assert ok.all()` True.
+    """
+    frame = _asker()
+    if frame is None:
+        return None
+    for first, last, truth in _checks(frame.f_code.co_filename):
+        if first <= frame.f_lineno <= last:
+            return truth
+    return None
+
+
+class EndlessLoop(RuntimeError):
+    """A loop's end depends on values that a trace does not have."""
+
+
+class _Rounds:
+    """How often each line of one call of a function asked for an unknown value in one training step."""
+
+    def __init__(self) -> None:
+        self.asked: Dict[int, int] = {}
+        self.again: Dict[int, int] = {}
+        """How often all answers had been given, and the line asked again."""
+        self.step = -1
+        self._live: Dict[int, int] = {}
+        self._flat: Dict[int, int] = {}
+
+    def flat(self, line: int, live: Optional[int]) -> int:
+        """Rounds in a row after which as many bytes were alive as before; None: that is not known."""
+        same = live is not None and self._live.get(line) == live
+        self._flat[line] = self._flat.get(line, 0) + 1 if same else 0
+        if live is not None:
+            self._live[line] = live
+        return self._flat[line]
+
+    def count(self, line: int, step: int) -> int:
+        """This line asks once more."""
+        if step != self.step:  # a training loop: its steps are ended otherwise
+            self.asked.clear()
+            self.again.clear()
+            self.step = step
+        self.asked[line] = self.asked.get(line, 0) + 1
+        return self.asked[line]
+
+    def restart(self, line: int) -> int:
+        """The loop is entered again, or no answer ended it: as if this were the first question."""
+        self.asked[line] = 1
+        self.again[line] = self.again.get(line, 0) + 1
+        return self.again[line]
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """A debugger that is on calls what a frame keeps; it then follows this frame no further."""
+
+
+def loop_answer(recorder: Any, guess: Any) -> Any:
+    """The guess, or another answer once a loop has asked for it again and again: it ends only by values.
+
+    Unknown values are always answered alike, so a loop that only its condition ends would never end.
+    """
+    frame = _asker()
+    if frame is None:
+        return guess
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    loop = deciding_loop(path, line)
+    if loop is None or (not loop.tested and isinstance(guess, int) and not isinstance(guess, bool)):
+        return guess  # whole numbers in a loop's body are actions and indices
+    if isinstance(guess, bool) and loop.stays is not None:
+        guess = loop.stays  # the longer way
+    if loop.bounded:
+        return guess
+    # Kept in the frame: its id is the next call's when it is gone, and a list of frames would keep tensors.
+    if not isinstance(frame.f_trace, _Rounds):
+        frame.f_trace = _Rounds()
+    rounds = frame.f_trace
+    asked = rounds.count(line, getattr(recorder, "step", 0))
+    about = f"loop {path} {line}"
+    most = _ROUNDS if loop.only_way or recorder.has_warned(about) else _LONG
+    flat, kind = rounds.flat(line, getattr(recorder, "live_bytes", None)), (about, torch.is_grad_enabled())
+    if kind in recorder.flat_loops and flat >= _FEW - 2:
+        most = _FEW
+    if asked <= most:
+        return guess
+    if flat >= _ROUNDS // 2:
+        recorder.flat_loops.add(kind)
+    ends = _ends(guess, tested=loop.tested)
+    where = f"the loop at {os.path.basename(path)}, line {line},"
+    if asked - most > len(ends):
+        if rounds.restart(line) > _RESTARTS and loop.tested:
+            raise EndlessLoop(
+                f"how often {where} runs depends on values on the GPU, which a trace does not have"
+            )
+        return guess
+    recorder.warn_once(
+        about,
+        f"how often {where} runs depends on values on the GPU, which a trace does not have: it was ended "
+        f"after {most} rounds. Where more rounds keep more memory, let one run be measured: gpusbatch "
+        "without --trace",
+    )
+    return ends[asked - most - 1]
+
+
+def _ends(guess: Any, *, tested: bool) -> Tuple[Any, ...]:
+    """Answers that may end a loop, one after the other.
+
+    A step that is accepted or not, or the change of a number, decides over several rounds.
+    """
+    each = 1 if tested else _IN_A_ROW
+    if isinstance(guess, bool):
+        return (not guess,) * each
+    return tuple(type(guess)(end) for end in _ENDS for _ in range(each))
+
+
+def _asker() -> Optional[FrameType]:
+    """The frame of the script or of a library that asks for a value."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_ASKER):
+        frame = frame.f_back
+    return frame
+
+
+@lru_cache(maxsize=64)
+def _checks(path: str) -> Tuple[Tuple[int, int, bool], ...]:
+    """Lines of the conditions of a file that raise, and the truth with which they do not."""
+    found = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Assert):
+            found.append(_lines_of(node.test, True))
+        elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
+            found.append(_lines_of(node.test, False))
+    return tuple(found)
+
+
+def _lines_of(test: ast.expr, good: bool) -> Tuple[int, int, bool]:
+    negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+    return test.lineno, test.end_lineno or test.lineno, good != negated

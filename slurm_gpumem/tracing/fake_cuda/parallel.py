@@ -1,0 +1,171 @@
+"""Wrappers around a model for data parallel training on several GPUs: each is the model itself."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import Any, Dict, Iterator, List
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from slurm_gpumem.summaries.trace_types import BUCKET, BUCKET_CAP, ddp_buckets
+from slurm_gpumem.tracing.fake_cuda import between_gpus, process_group
+from slurm_gpumem.tracing.fake_cuda.cuda_answers import Nothing
+from slurm_gpumem.tracing.fake_cuda.process_group import Nccl
+from slurm_gpumem.tracing.script import launchers
+
+_REBUILT_IN = 2
+"""The pass that makes DDP's one first bucket into several."""
+
+
+def install(tracer: Any) -> None:
+    """Replace them, for the rest of the process's life."""
+    launchers.install(tracer)
+    between_gpus.install()
+    if not process_group.install(tracer):
+        return
+    from torch.nn import parallel
+
+    parallel.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
+    parallel.DataParallel = DataParallel  # type: ignore[misc,assignment]
+    nn.DataParallel = DataParallel  # type: ignore[misc,assignment]
+    # The package has a function of the module's name, so the module itself is only found there.
+    sys.modules["torch.nn.parallel.data_parallel"].DataParallel = DataParallel  # type: ignore[attr-defined]
+    import torch.nn.parallel.distributed as module
+
+    module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
+
+    DistributedDataParallel.tracer = DataParallel.tracer = tracer
+
+
+class DistributedDataParallel(nn.Module):
+    """The model itself; its buckets are one more copy of the gradients."""
+
+    tracer: Any = None
+
+    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.reducer = Nothing()
+        self.device_ids = kwargs.get("device_ids")
+        self.static_graph = bool(kwargs.get("static_graph"))
+        self.find_unused_parameters = bool(kwargs.get("find_unused_parameters"))
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        Nccl.at_work()  # it compares its parameters with the other processes'
+        self._buckets: List[torch.Tensor] = []
+        self._passes = 0
+        cap_mb = kwargs.get("bucket_cap_mb")
+        self._cap = int(cap_mb * (1 << 20)) if cap_mb else BUCKET_CAP
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self._sizes = [p.numel() * p.element_size() for p in trained]
+        if kwargs.get("gradient_as_bucket_view"):
+            self._sizes = []  # gradients are their parts
+        if self._sizes:
+            self._take([sum(self._sizes)])
+
+    def _take(self, sizes: List[int]) -> None:
+        """Buckets of these sizes, in the place of those before."""
+        self._buckets = []
+        self._buckets = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+        for bucket in self._buckets:
+            block = Nccl.recorder.block_of(bucket)
+            if block is not None:
+                block.operator, block.category = BUCKET, "gradients"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's; the second one of a training makes the buckets again, of their final sizes."""
+        if torch.is_grad_enabled():
+            self._passes += 1
+            if self._passes == _REBUILT_IN and self._sizes:
+                self._take(ddp_buckets(self._sizes, self._cap))
+        if self.device_ids:
+            args, kwargs = pytree.tree_map(_moved, (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> Any:
+        """There is nobody to wait for."""
+        return nullcontext()
+
+    def join(self, *args: Any, **kwargs: Any) -> Any:
+        """Nor anybody who waits."""
+        return nullcontext()
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """What it makes of the buckets is not seen."""
+        self.tracer.note(f"DDP's hook {getattr(hook, '__name__', 'of its own')} may need buffers of its own")
+
+    def _get_ddp_logging_data(self) -> Dict[str, Any]:
+        """Lightning asks for it."""
+        return {}
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("'DistributedDataParallel' object is not iterable")
+
+
+def _moved(value: Any) -> Any:
+    """A tensor on the GPU."""
+    return value.cuda() if isinstance(value, torch.Tensor) and not value.is_cuda else value
+
+
+class _Gathered(torch.autograd.Function):
+    """The outputs of all GPUs on the first: as large as the whole batch's."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Any, rows: int) -> Any:
+        """Of the first GPU's part."""
+        ctx.part = part.shape[0]
+        return part.new_empty((rows, *part.shape[1:]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """The first GPU's part of the gradient."""
+        return gradient[: ctx.part], None
+
+
+class DataParallel(nn.Module):
+    """The first GPU of several, which holds most: its part of the batch, and the outputs of all."""
+
+    tracer: Any = None
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.module = module
+        self._gpus = len(device_ids) if device_ids else torch.cuda.device_count()
+        self.device_ids = list(device_ids or range(self._gpus))
+        if self._gpus == 1:
+            module.to("cuda")
+        if self._gpus > 1:
+            self.tracer.used_gpus(self._gpus)
+            self.tracer.note(
+                f"DataParallel on {self._gpus} GPUs: the first one holds most, and is traced; "
+                "the gradients that the others send it are not counted"
+            )
+
+    def replicate(self, module: nn.Module, device_ids: Any) -> List[nn.Module]:
+        """What scripts wrap that synchronize norms; only the first GPU's model is traced."""
+        return [module for _ in device_ids]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's, of a part of the batch, which may come from the CPU."""
+        rows = next((len(value) for value in args if isinstance(value, torch.Tensor) and value.dim()), 0)
+        rows = rows or next((len(v) for v in kwargs.values() if isinstance(v, torch.Tensor) and v.dim()), 0)
+        part = -(-rows // max(1, self._gpus))
+
+        def scattered(value: Any) -> Any:
+            whole = isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
+            return _moved(value[:part] if whole else value)
+
+        def gathered(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if not value.dim():
+                return _Gathered.apply(value.reshape(1), self._gpus)
+            return _Gathered.apply(value, rows) if len(value) == part else value
+
+        if self._gpus < 2 or not rows:
+            args, kwargs = pytree.tree_map(_moved, (args, kwargs))
+            return self.module(*args, **kwargs)
+        found = self.module(*pytree.tree_map(scattered, args), **pytree.tree_map(scattered, kwargs))
+        return pytree.tree_map(gathered, found)

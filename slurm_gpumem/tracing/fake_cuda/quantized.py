@@ -1,0 +1,143 @@
+"""bitsandbytes as it allocates on a GPU: products with quantized weights, and paged states of optimizers.
+
+Quantization itself and 8-bit states need nothing: the package gives shapes for meta tensors, and its Python
+code allocates the rest. What is hidden in its CUDA kernels is written here as the Python that allocates the
+same, in the same order. Computed from the package's source (0.43 to 0.50); measured with 0.50.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.engine.recorder import add_handlers
+from slurm_gpumem.tracing.script.imports import AfterImport
+
+COMPUTED = "bitsandbytes: allocations computed from its source (checked against runs with 0.50)"
+PAGED = (
+    "states of a paged optimizer lie in managed memory, which moves to the GPU only while there is room: "
+    "they are not in this estimate"
+)
+_CUDA_OPERATORS = "bitsandbytes.backends.cuda.ops"
+_FUSED_ROWS = 4
+"""Rows of the input up to which every version multiplies without a whole weight."""
+
+
+def install(tracer: Any) -> None:
+    """Wait for the package."""
+
+    def operators(module: Any) -> None:
+        tracer.recorder.assume(COMPUTED)
+        found: Dict[Any, Callable[..., Any]] = {}
+        for name, rule in RULES.items():
+            packet = getattr(torch.ops.bitsandbytes, name, None)
+            if packet is not None:
+                found[packet.default] = _noting(rule)
+        add_handlers(found)
+
+    def functions(module: Any) -> None:
+        def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
+            tracer.note(PAGED)
+            with tracer.recorder.unnoted():
+                made: Any = torch.empty(shape, dtype=dtype, device="meta")
+            with torch._C.DisableTorchFunction():
+                tracer.recorder.skip(made)
+            made.is_paged, made.page_deviceid = True, 0
+            return made  # type: ignore[no-any-return]
+
+        module.get_paged = get_paged
+        module.prefetch_tensor = module.fill = lambda *args, **kwargs: None
+
+    AfterImport({"bitsandbytes._ops": operators, "bitsandbytes.functional": functions}).install()
+
+
+def _noting(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule as the recorder calls it: what it allocates inside is noted, too."""
+
+    def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        if args[0].device.type != "meta":
+            return func(*args, **kwargs)
+        with recorder:
+            return rule(*args, **kwargs)
+
+    return handler
+
+
+def _product_4bit(
+    rows: Tensor,
+    weight: Tensor,
+    shape: List[int],
+    absmax: Tensor,
+    blocksize: int,
+    kind: str,
+    bias: Optional[Tensor] = None,
+    absmax_8bit: Optional[Tensor] = None,
+    absmax_code: Optional[Tensor] = None,
+    absmax_offset: Optional[Tensor] = None,
+) -> Tensor:
+    """A fused kernel for few rows; else the weight as a whole in the input's type."""
+    if _is_fused(rows, shape, blocksize):
+        return rows.new_empty((*rows.shape[:-1], shape[0]))
+    scales = []
+    if absmax_8bit is not None and absmax_offset is not None:
+        scales.append(torch.empty_like(absmax_8bit, dtype=torch.float32))
+        scales.append(scales[0] + absmax_offset)
+    whole = rows.new_empty(shape)
+    return torch.nn.functional.linear(rows, whole, bias)
+
+
+def _is_fused(rows: Tensor, shape: List[int], blocksize: int) -> bool:
+    length = rows.shape[-1]
+    count = rows.numel() // length
+    operators: Any = sys.modules.get(_CUDA_OPERATORS)
+    chooses = getattr(operators, "_gemm_4bit_use_custom_fn", None)
+    most = getattr(operators, "_gemm_4bit_custom_max_m", None)
+    if chooses is None or most is None:
+        return count <= _FUSED_ROWS
+    return count <= most and length % blocksize == 0 and bool(chooses(0, rows.dtype, count, shape[0], length))
+
+
+def _quantized_rows(rows: Tensor, threshold: float = 0.0) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    """Which columns are outliers depends on values: a few of thousands, counted as none."""
+    stats = rows.new_empty(rows.numel() // rows.shape[-1], dtype=torch.float32)
+    whole = torch.empty_like(rows, dtype=torch.int8)
+    if not threshold:
+        return whole, stats, None
+    rows.abs() >= threshold  # noqa: B015 - allocates, and is gone
+    return whole, stats, rows.new_empty(0, dtype=torch.int64)
+
+
+def _product_8bit(
+    rows: Tensor,
+    weight: Tensor,
+    row_stats: Tensor,
+    weight_stats: Tensor,
+    bias: Optional[Tensor] = None,
+    dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    sums = rows.new_empty((*rows.shape[:-1], weight.shape[0]), dtype=torch.int32)
+    return torch.empty_like(sums, dtype=torch.float16).to(dtype or torch.float16)
+
+
+def _mixed_product_8bit(
+    rows: Tensor,
+    quantized: Tensor,
+    weight: Tensor,
+    row_stats: Tensor,
+    weight_stats: Tensor,
+    outliers: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+) -> Tuple[Tensor, Tensor]:
+    product = _product_8bit(quantized, weight, row_stats, weight_stats, bias, rows.dtype)
+    return product, rows.new_empty(0)
+
+
+RULES: Dict[str, Callable[..., Any]] = {
+    "gemm_4bit": _product_4bit,
+    "int8_vectorwise_quant": _quantized_rows,
+    "int8_scaled_mm": _product_8bit,
+    "int8_mixed_scaled_mm": _mixed_product_8bit,
+}
