@@ -9,7 +9,7 @@
  *   GPUMEM_END_SOCKET, to take this process from the MPS server; then end of that signal as before. A handler that the
  *   program sets, before or after, replaces ours.
  *
- * The node's own signal before a time slot's end (slurm_gpumem/node/slots.py) is for programs that handle it; one that
+ * The node's own signal before a time slot's end (slurm_gpumem/node/sampler/slots.py) is for programs that handle it; one that
  * does not goes on as if it had not come.
  *
  * A thread does the asking, and the interrupted one goes on meanwhile: it may hold a lock of the driver's that the MPS

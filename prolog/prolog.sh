@@ -23,7 +23,7 @@ task_file=$run_dir/jobs/$SLURM_JOB_ID.task
     SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" SLURMD_NODENAME="$SLURMD_NODENAME" \
     SLURM_CLUSTER_NAME="$SLURM_CLUSTER_NAME" SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" \
     SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_SLUID="$SLURM_JOB_SLUID" ONE_LOG="$one_log" && leave
-# Nobody has served it yet, and the job starts now: its program still has to learn where to save, and when (node/slots.py).
+# Nobody has served it yet, and the job starts now: its program still has to learn where to save, and when (node/sampler/slots.py).
 # Whoever is at it may write the whole file at any time: that one stays.
 case " $SLURM_JOB_COMMENT" in *" gpumem/1:"*) (
     record=${SLURM_JOB_COMMENT##*gpumem/1:} record=,${record%% *} now=$(/bin/date -r "$request.late" +%s || /bin/date +%s)

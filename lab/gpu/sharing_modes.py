@@ -4,8 +4,8 @@ As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's r
 
     python3 lab/gpu/sharing_modes.py --out DIR [--parts control,files,stop,kill,limits,faults,throughput]
 
-The daemons are started by the code that prologs use (slurm_gpumem.node.mps). One JSON line a finding goes to
-DIR/sharing_modes.jsonl as it comes. `--rehearse` plays it without a GPU.
+The daemons are started by the code that prologs use (slurm_gpumem.node.mps.daemons). One JSON line a
+finding goes to DIR/sharing_modes.jsonl as it comes. `--rehearse` plays it without a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mode_workers import Worker, rate
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.node.gpus import find_gpus
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
-from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
+from slurm_gpumem.node.mps.daemons import MULTI_USER, MpsError, MpsService
 
 VICTIM, ATTACKER = 65534, 1
 """nobody and daemon: every Linux has them."""

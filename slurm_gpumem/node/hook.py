@@ -25,12 +25,13 @@ from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNF
 from slurm_gpumem.formats.live import read_live_jobs
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.formats.verdicts import CHECKPOINTED
-from slurm_gpumem.node import fence, jobs, records
+from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus, pick
-from slurm_gpumem.node.inbox import Request, forget, late_prolog
+from slurm_gpumem.node.hooks.inbox import Request, forget, late_prolog
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
-from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.mps import mps_limits
+from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.record_store import RecordStore
 
 _FAULTS_LOCK_S, _DROP_LOCK_S = 3.0, 6.0
@@ -75,7 +76,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     try:
         folder.make()
         _finish_earlier_run(folder, config, jobs.get(folder, job.job_id), job, node)
-        job = fence.off_the_shared_server(folder, config, job)
+        job = mps_limits.off_the_shared_server(folder, config, job)
         # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
         jobs.put(folder, job)
     except OSError as error:
@@ -87,12 +88,12 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         return
     # At once: the prologs that come after this one wait for it.
     start_sampler(folder, node)
-    why = fence.fence(folder, config, job, gpus) if job.fenced else ""
+    why = mps_limits.fence(folder, config, job, gpus) if job.fenced else ""
     if why:
         job = replace(job, mode=UNFENCED, notes=(*job.notes, f"not fenced, no MPS: {why}"))
         jobs.put(folder, job)
     if not job.fenced:
-        fence.tell_tasks(folder, config, job, gpus)
+        mps_limits.tell_tasks(folder, config, job, gpus)
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
 
@@ -161,7 +162,7 @@ def finish(
     here = jobs.get(folder, job.job_id)
     if here is None or here.restarts == job.restarts:  # its next run stays
         jobs.drop(folder, job.job_id, job.restarts)
-    fence.release(folder, config, job, _DROP_LOCK_S)
+    mps_limits.release(folder, config, job, _DROP_LOCK_S)
 
 
 def record_unannounced(folder: RunFolder, config: NodeConfig, env: Mapping[str, str], at: float) -> None:
@@ -218,7 +219,7 @@ def _ended_record(
         record = records.with_measurement(record, seen.measured, seen.notes)
     if job.fenced and status != "0:0":
         try:
-            with fence.daemon_locks(folder, job, _FAULTS_LOCK_S):
+            with mps_limits.daemon_locks(folder, job, _FAULTS_LOCK_S):
                 events = faults_at_end(folder, config, job)
         except OSError as error:
             log(folder.root, f"job {job.job_id}: whether its MPS server had faulted is not known: {error}")
@@ -331,7 +332,7 @@ def _mode(modes: Set[str], gpus: Sequence[NodeGpu], claim: Optional[CommentRecor
 
 def start_sampler(folder: RunFolder, node: str) -> None:
     """Start the node's sampler unless one runs; two that start at once sort it out by a lock."""
-    from slurm_gpumem.node.service import start_sampler as start
+    from slurm_gpumem.node.hooks.service import start_sampler as start
 
     start(folder, node)
 

@@ -11,9 +11,9 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, live_table, read_live
 from slurm_gpumem.node import jobs
+from slurm_gpumem.node.hooks.service import sampler_runs
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
-from slurm_gpumem.node.mps import MpsService
-from slurm_gpumem.node.service import sampler_runs
+from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.text import printable
 from slurm_gpumem.units import duration
 

@@ -15,7 +15,7 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.notes import read_fault_note
 from slurm_gpumem.formats.task_file import TaskGpu, read_task_gpus
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
-from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.mps.daemons import MpsService
 
 _PAUSE_S = 0.1
 

@@ -18,7 +18,8 @@ from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.formats.live import GpuSample
-from slurm_gpumem.node import jobs, sampler
+from slurm_gpumem.node import jobs
+from slurm_gpumem.node.sampler import sampler
 from slurm_gpumem.report.summary import summary_lines
 from tests.accounting.job_records import NOON
 from tests.node.desk import GPUS, Desk, Played

@@ -111,7 +111,7 @@ def _next_job(m: Machine, name: str) -> Dict[str, Any]:
 def _server_states(m: Machine) -> Dict[str, Any]:
     """What each user's MPS servers say of themselves."""
     from slurm_gpumem.node.jobs import RunFolder
-    from slurm_gpumem.node.mps import MpsService
+    from slurm_gpumem.node.mps.daemons import MpsService
 
     service = MpsService(RunFolder(m.run_dir), m.mps_control)
     states: Dict[str, Any] = {}

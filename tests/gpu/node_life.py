@@ -118,7 +118,7 @@ class Life:
         from slurm_gpumem.config.node import NodeConfig
         from slurm_gpumem.node.gpus import find_gpus, standin_gpus
         from slurm_gpumem.node.jobs import RunFolder
-        from slurm_gpumem.node.mps import MpsService
+        from slurm_gpumem.node.mps.daemons import MpsService
 
         m = self.machine
         gpus = standin_gpus(m.ledger, m.node) if m.ledger else find_gpus(NodeConfig(), m.node)

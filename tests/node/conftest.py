@@ -16,9 +16,9 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node.gpus import NodeGpu, standin_gpus
-from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.mps.daemons import MpsService
+from slurm_gpumem.node.mps.mps_dirs import remove_home
 from tests.node.desk import Desk
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,11 +29,14 @@ USER, OTHER_USER = 65534, 1
 
 WITHOUT_HASTE = """\
 import functools, sys, types
-from slurm_gpumem.node import fence, homes, hook, mps, processes, sampler, service
-fence._DAEMONS_READY_S = homes._MOUNT_S = processes._SEARCH_S = 120.0
+from slurm_gpumem.node import hook, processes
+from slurm_gpumem.node.hooks import service
+from slurm_gpumem.node.mps import daemons, mps_dirs, mps_limits
+from slurm_gpumem.node.sampler import sampler
+mps_limits._DAEMONS_READY_S = mps_dirs._MOUNT_S = processes._SEARCH_S = 120.0
 hook._FAULTS_LOCK_S = hook._DROP_LOCK_S = hook._RECORDS_LOCK_S = 120.0
-fence.MpsService = hook.MpsService = functools.partial(
-    mps.MpsService, start_timeout_s=120.0, quit_timeout_s=120.0
+mps_limits.MpsService = hook.MpsService = functools.partial(
+    daemons.MpsService, start_timeout_s=120.0, quit_timeout_s=120.0
 )
 service.sys = types.SimpleNamespace(executable=sys.argv[0])
 assert sys.argv[1:3] == ["-I", "-m"], sys.argv

@@ -14,9 +14,10 @@ from typing import Iterator, List
 import pytest
 
 from slurm_gpumem.formats.job_record import UNFENCED
-from slurm_gpumem.node import homes, jobs, processes, records
-from slurm_gpumem.node.mps import MpsService
-from slurm_gpumem.node.orphans import Orphans
+from slurm_gpumem.node import jobs, processes, records
+from slurm_gpumem.node.mps import mps_dirs
+from slurm_gpumem.node.mps.daemons import MpsService
+from slurm_gpumem.node.mps.stale_daemons import Orphans
 from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.units import MIB
 from tests.node.conftest import MPS_STANDIN, OTHER_USER, USER, Node, left_of_daemons, needs_root
@@ -137,7 +138,7 @@ def test_a_process_table_without_end_ends_the_search_and_is_said(
         node.mps.daemons()
 
 
-@pytest.mark.skipif(homes.why_no_mount() is not None, reason="needs a mount that everybody sees")
+@pytest.mark.skipif(mps_dirs.why_no_mount() is not None, reason="needs a mount that everybody sees")
 def test_a_full_pipe_folder_takes_nothing_from_others(node: Node) -> None:
     node.hook("prolog", node.env(1, uid=ATTACKER))
     uuid = node.gpus[0].uuid
@@ -203,9 +204,9 @@ def test_where_jobs_have_their_own_namespaces_nothing_is_mounted_that_they_would
     conf.write_text(
         "ClusterName=x\nJobContainerType=job_container/none\n# JobContainerType=job_container/tmpfs\n"
     )
-    assert homes.why_no_mount() is None
+    assert mps_dirs.why_no_mount() is None
     conf.write_text("ClusterName=x\njobcontainertype = job_container/tmpfs\n")
-    assert homes.why_no_mount() == "jobs have mount namespaces of their own"
+    assert mps_dirs.why_no_mount() == "jobs have mount namespaces of their own"
 
 
 @pytest.mark.timing

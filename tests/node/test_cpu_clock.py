@@ -15,10 +15,10 @@ from typing import Callable, Iterator, List
 
 import pytest
 
-from slurm_gpumem.node import cpu_clock
-from slurm_gpumem.node.cpu_clock import CpuClock, spent_in
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.processes import stat_fields
+from slurm_gpumem.node.sampler import cpu_clock
+from slurm_gpumem.node.sampler.cpu_clock import CpuClock, spent_in
 from tests.node.conftest import USER, needs_root
 from tests.support.waiting import until
 

@@ -16,8 +16,9 @@ from typing import Iterator
 import pytest
 
 from slurm_gpumem.devcluster import ledger
-from slurm_gpumem.node import jobs, roster
-from slurm_gpumem.node.sampler import Sampler
+from slurm_gpumem.node import jobs
+from slurm_gpumem.node.sampler import tracked_jobs
+from slurm_gpumem.node.sampler.sampler import Sampler
 from slurm_gpumem.node.sources.choose import choose_source
 from tests.node.conftest import OTHER_USER, USER, Node, kill, left_of_daemons, needs_root, samplers_of
 from tests.support.waiting import until
@@ -228,7 +229,7 @@ def _ask_slurm_until_clean(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     squeue = node.root / "bin" / "squeue"
     squeue.write_text("#!/bin/sh\nexit 0\n")
     squeue.chmod(0o755)
-    monkeypatch.setattr(roster, "_SWEEP_AFTER_S", 0.0)
+    monkeypatch.setattr(tracked_jobs, "_SWEEP_AFTER_S", 0.0)
     node = node.with_config(slurm_bin=node.root / "bin", slurm_every_s=0.05)
     looker = Sampler(node.folder, node.config, "n1", choose_source(node.config, "n1", node.gpus), node.gpus)
     until(lambda: not looker.tick() and not node.mps.daemons())

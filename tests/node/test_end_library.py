@@ -14,7 +14,7 @@ from typing import Iterator, List
 import pytest
 
 from slurm_gpumem.node.processes import Process, send, start_of
-from slurm_gpumem.node.slots import MARK, SIGNAL
+from slurm_gpumem.node.sampler.slots import MARK, SIGNAL
 from tests.node.conftest import REPOSITORY
 from tests.support.end_library import build_end_library
 

@@ -12,9 +12,9 @@ import pytest
 
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import processes
-from slurm_gpumem.node.ends import EndServer, Exits
-from slurm_gpumem.node.limit_variable import LIMIT_VARIABLE, holds_limit
-from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.mps.client_exit import EndServer, Exits
+from slurm_gpumem.node.mps.daemons import MpsService
+from slurm_gpumem.node.mps.limit_variable import LIMIT_VARIABLE, holds_limit
 from tests.node.conftest import OTHER_USER, USER, needs_root
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until
@@ -161,7 +161,7 @@ def play(act, *words, before=lambda: None):
 def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
     make_fenced: Callable[..., Fenced], monkeypatch: pytest.MonkeyPatch, how: str, mps: bool
 ) -> None:
-    monkeypatch.setattr("slurm_gpumem.node.enforcer._KILL_AFTER_S", 0.5)
+    monkeypatch.setattr("slurm_gpumem.node.sampler.enforcer._KILL_AFTER_S", 0.5)
     fenced = make_fenced(squeue=FOUR_SHARDS)
     desk = fenced.desk
     asked = mps and "daemon" not in how

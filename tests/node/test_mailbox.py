@@ -9,7 +9,7 @@ from typing import Iterator
 
 import pytest
 
-from slurm_gpumem.node.mailbox import Mailbox
+from slurm_gpumem.node.hooks.fifo import Mailbox
 
 
 @pytest.fixture

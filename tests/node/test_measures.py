@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from slurm_gpumem.formats.job_record import GpuFigures
 from slurm_gpumem.formats.live import GpuSample
+from slurm_gpumem.node.sampler.usage import GpuUsage, Stretch
 from slurm_gpumem.node.sources.base import MEASURES
 from slurm_gpumem.node.sources.dcgm import FIELDS
-from slurm_gpumem.node.usage import GpuUsage, Stretch
 
 
 def test_every_value_of_a_sample_has_one_row() -> None:

@@ -5,7 +5,7 @@ from typing import Any, Optional
 import pytest
 
 from slurm_gpumem.formats.live import GpuSample
-from slurm_gpumem.node.meter import COUNTER_EVERY_S, Meter
+from slurm_gpumem.node.sampler.gpu_readings import COUNTER_EVERY_S, Meter
 from slurm_gpumem.node.sources.base import NoSource, SourceError
 
 ALONE, BOTH = frozenset({1}), frozenset({1, 2})

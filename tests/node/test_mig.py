@@ -11,17 +11,17 @@ from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import MIG, MPS, Measurement, parse_job_record
 from slurm_gpumem.formats.live import GpuSample, Live, LiveGpu, LiveJob
-from slurm_gpumem.node import prometheus
 from slurm_gpumem.node.gpus import NodeGpu, gpus_of, pick, standin_uuid
 from slurm_gpumem.node.gres_order import listed_order
 from slurm_gpumem.node.hook import job_from
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.nvml import MigDevice, Nvml
-from slurm_gpumem.node.own_live import own_job
+from slurm_gpumem.node.sampler import prometheus
+from slurm_gpumem.node.sampler.counters import Tally
+from slurm_gpumem.node.sampler.own_live import own_job
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, SourceError
 from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 from slurm_gpumem.node.status import NodeStatus, render
-from slurm_gpumem.node.tally import Tally
 from slurm_gpumem.units import MIB
 from tests.node.conftest import Node
 from tests.node.desk import Desk

@@ -11,7 +11,7 @@ from typing import Optional
 import pytest
 
 from slurm_gpumem.node import processes
-from slurm_gpumem.node.mps import MpsError, MpsService
+from slurm_gpumem.node.mps.daemons import MpsError, MpsService
 from tests.node.conftest import MPS_STANDIN, OTHER_USER, USER, Node, left_of_daemons, needs_root
 from tests.support.waiting import until
 
@@ -153,7 +153,7 @@ def test_a_process_that_only_borrows_the_name_is_not_taken_for_ours(node: Node, 
 
 
 def test_with_systemd_a_unit_of_its_own_is_asked_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_gpumem.node.mps._has_systemd", lambda: True)
+    monkeypatch.setattr("slurm_gpumem.node.mps.daemons._has_systemd", lambda: True)
     uuid = node.gpus[0].uuid
     command = node.mps._launcher(uuid, USER)
     assert command[0] == "systemd-run"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.node.owners import Owners, job_in_cgroup, step_daemons
 from slurm_gpumem.node.processes import uid_of
+from slurm_gpumem.node.sampler.pid_to_job import Owners, job_in_cgroup, step_daemons
 from tests.node.conftest import USER, needs_root
 from tests.support.waiting import until
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.node import hook, jobs, records
-from slurm_gpumem.node.inbox import Request
+from slurm_gpumem.node.hooks.inbox import Request
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.record_store import RecordStore
 from tests.node.conftest import Node, needs_root

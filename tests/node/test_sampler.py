@@ -15,13 +15,14 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import UNFENCED, JobRecord, write_job_record
 from slurm_gpumem.formats.live import GpuSample, Live, read_live
-from slurm_gpumem.node import jobs, prometheus, records
+from slurm_gpumem.node import jobs, records
+from slurm_gpumem.node.hooks.service import sampler_environment
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.sampler import Sampler
-from slurm_gpumem.node.service import sampler_environment
+from slurm_gpumem.node.sampler import prometheus
+from slurm_gpumem.node.sampler.counters import Tally, load_tally
+from slurm_gpumem.node.sampler.sampler import Sampler
 from slurm_gpumem.node.sources.base import GpuProcess
 from slurm_gpumem.node.status import NodeStatus, as_json, read_status, render
-from slurm_gpumem.node.tally import Tally, load_tally
 from tests.node.desk import GPUS, Desk
 from tests.support.timing import best_cpu_s, slowness
 from tests.support.waiting import until
@@ -135,7 +136,7 @@ def test_a_job_that_could_not_be_fenced_is_requeued_twice_where_the_site_wants_t
 
 
 def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", 0.0)
+    monkeypatch.setattr("slurm_gpumem.node.sampler.tracked_jobs._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='echo >>"$0.asked"; exit 1')
     asked = desk.root / "bin" / "squeue.asked"
     desk.job(1)
@@ -146,7 +147,7 @@ def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.Mo
 def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
     make_desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", 0.0)
+    monkeypatch.setattr("slurm_gpumem.node.sampler.tracked_jobs._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='cat "$0.answer"')
     answer = desk.root / "bin" / "squeue.answer"
     answer.write_text(
@@ -279,7 +280,7 @@ def test_a_run_that_is_being_requeued_is_left_to_its_epilog(
     make_desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
     """Slurm counts the restart when it sends SIGTERM; the run may go on for all of KillWait."""
-    monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", -1.0)
+    monkeypatch.setattr("slurm_gpumem.node.sampler.tracked_jobs._SWEEP_AFTER_S", -1.0)
     asked = f'echo >>"$0.asked"; echo 1 {os.getuid()} COMPLETING 1 0 1 gres:shard:4'
     desk = make_desk(squeue=asked)
     desk.job(1)
@@ -368,7 +369,7 @@ def test_a_gpu_that_is_held_and_does_nothing_is_shown_as_such(
     monkeypatch.setattr(desk.source, "sample", lambda uuid: idle)
     now = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr("slurm_gpumem.node.sampler.time", clock)
+    monkeypatch.setattr("slurm_gpumem.node.sampler.sampler.time", clock)
     for now[0] in (1000.0, 1050.0, 1100.0):
         desk.live()
     status = NodeStatus(read_live(desk.folder.live) or Live(), {}, True, ())

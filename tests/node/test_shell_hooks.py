@@ -14,8 +14,9 @@ from typing import Optional
 
 import pytest
 
-from slurm_gpumem.node import hook, inbox, jobs
-from slurm_gpumem.node.slots import slot_of
+from slurm_gpumem.node import hook, jobs
+from slurm_gpumem.node.hooks import inbox
+from slurm_gpumem.node.sampler.slots import slot_of
 from tests.node.conftest import REPOSITORY, USER, Node, needs_root
 from tests.support.timing import slowness
 from tests.support.waiting import until

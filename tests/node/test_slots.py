@@ -10,10 +10,10 @@ from typing import Optional
 import pytest
 
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.node import slots
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.slots import SlotSignals, slot_of
-from slurm_gpumem.node.usage import JobUsage
+from slurm_gpumem.node.sampler import slots
+from slurm_gpumem.node.sampler.slots import SlotSignals, slot_of
+from slurm_gpumem.node.sampler.usage import JobUsage
 
 CATCHES = "import signal; signal.signal(signal.SIGUSR1, lambda *_: print('told', flush=True)); "
 MINE, OTHER = 987_654_321, 987_654_322

@@ -10,9 +10,10 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.node import mps, service
+from slurm_gpumem.node.hooks import service
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.mps import daemons
+from slurm_gpumem.node.mps.daemons import MpsService
 from tests.node.conftest import REPOSITORY, needs_root
 
 UNIT = REPOSITORY / "prolog" / "gpumem-sampler.service"
@@ -42,7 +43,7 @@ def test_systemd_run_knows_every_option_that_hooks_start_daemons_with(
 ) -> None:
     if not shutil.which("systemd-run"):
         pytest.skip("needs systemd-run")
-    monkeypatch.setattr(mps, "_has_systemd", lambda: True)
+    monkeypatch.setattr(daemons, "_has_systemd", lambda: True)
     monkeypatch.setattr(service.os.path, "isdir", lambda path: True)
     daemon = MpsService(RunFolder(tmp_path), "/bin/true")._launcher("GPU-aa", 65534)
     sampler = service.sampler_command("n1", {"PATH": "/bin"})

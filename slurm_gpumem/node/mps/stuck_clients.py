@@ -16,8 +16,8 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.files import primary_group, remove, write_atomic
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.owners import job_of_step
 from slurm_gpumem.node.processes import Process
+from slurm_gpumem.node.sampler.pid_to_job import job_of_step
 
 _BEFORE_KILL_S = 5.0
 """How long before the end of KillWait a process that is still there is taken from its server."""

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.node import processes
-from slurm_gpumem.node.cpu_clock import CGROUPS
 from slurm_gpumem.node.gpus import is_instance
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.nvml import WHY_NO_LIMIT, Nvml, NvmlError
-from slurm_gpumem.node.owners import job_cgroups, step_daemons
 from slurm_gpumem.node.problem_log import ProblemLog
-from slurm_gpumem.node.usage import JobUsage
+from slurm_gpumem.node.sampler.cpu_clock import CGROUPS
+from slurm_gpumem.node.sampler.pid_to_job import job_cgroups, step_daemons
+from slurm_gpumem.node.sampler.usage import JobUsage
 
 _AGAIN_S = 60.0
 """A job whose limit could not be set is tried again after this time."""

@@ -11,8 +11,8 @@ from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import GpuFigures
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob
-from slurm_gpumem.node.metrics import BY_SOURCE, GPU, JOB, JOB_ON_GPU, METRICS, TALLY
-from slurm_gpumem.node.tally import RATIO_BOUNDS, Tally
+from slurm_gpumem.node.sampler.counters import RATIO_BOUNDS, Tally
+from slurm_gpumem.node.sampler.metrics import BY_SOURCE, GPU, JOB, JOB_ON_GPU, METRICS, TALLY
 from slurm_gpumem.text import printable
 from slurm_gpumem.units import MIB
 

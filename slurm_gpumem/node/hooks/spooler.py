@@ -7,7 +7,7 @@ from typing import List, NamedTuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.node import hook
-from slurm_gpumem.node.inbox import Request
+from slurm_gpumem.node.hooks.inbox import Request
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.log import log
 

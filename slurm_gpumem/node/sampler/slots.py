@@ -14,9 +14,9 @@ from typing import Callable, Iterator, Mapping, Optional, Set, Tuple
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.processes import Process
-from slurm_gpumem.node.usage import JobUsage
+from slurm_gpumem.node.sampler.pid_to_job import Owners
+from slurm_gpumem.node.sampler.usage import JobUsage
 
 SIGNAL = signal.SIGUSR1
 MARK = 0x510750

@@ -16,8 +16,8 @@ from typing import List
 from slurm_gpumem.files import read_json_of, write_json
 from slurm_gpumem.formats.values import moment
 from slurm_gpumem.formats.verdicts import NEIGHBOUR
-from slurm_gpumem.node.faults import WINDOW_S
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.mps.faults import WINDOW_S
 
 HOLDS_S = 86_400.0
 _ENOUGH, _MOST_KEPT, _MAX_BYTES = 2, 8, 4096

@@ -21,8 +21,8 @@ from slurm_gpumem.files import remove
 from slurm_gpumem.node import jobs, processes
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
-from slurm_gpumem.node.mps import MpsService
-from slurm_gpumem.node.owners import Owners
+from slurm_gpumem.node.mps.daemons import MpsService
+from slurm_gpumem.node.sampler.pid_to_job import Owners
 
 _CREDENTIALS = struct.Struct("3i")
 _MOST_OF_A_USER = 64

@@ -20,9 +20,9 @@ from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
-from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
-from slurm_gpumem.node.slots import slot_of
-from slurm_gpumem.node.suspects import why_kept_apart
+from slurm_gpumem.node.mps.daemons import MULTI_USER, MpsError, MpsService
+from slurm_gpumem.node.mps.mps_blocklist import why_kept_apart
+from slurm_gpumem.node.sampler.slots import slot_of
 
 _DAEMONS_READY_S = 6.0
 """Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""

@@ -7,9 +7,9 @@ from slurm_gpumem.files import write_atomic
 from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.formats.live import Live
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.prometheus import render
 from slurm_gpumem.node.records import find_record
-from slurm_gpumem.node.tally import load_tally
+from slurm_gpumem.node.sampler.counters import load_tally
+from slurm_gpumem.node.sampler.prometheus import render
 
 
 class Exporter:

@@ -21,8 +21,8 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.gpus import UUID
-from slurm_gpumem.node.homes import make_home, remove_home
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
+from slurm_gpumem.node.mps.mps_dirs import make_home, remove_home
 from slurm_gpumem.node.processes import Process, ordinary_priority
 
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY"

@@ -14,10 +14,10 @@ from typing import Iterable, List, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import locked
-from slurm_gpumem.node.fence import stop_unneeded
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.mps.daemons import MpsService
+from slurm_gpumem.node.mps.mps_limits import stop_unneeded
 from slurm_gpumem.node.problem_log import ProblemLog
 
 _SEARCH_EVERY = 10

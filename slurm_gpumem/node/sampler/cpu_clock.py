@@ -15,7 +15,7 @@ from typing import Dict, Iterable, Iterator, List, Mapping, Optional
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.owners import Owners, job_cgroups, step_daemons
+from slurm_gpumem.node.sampler.pid_to_job import Owners, job_cgroups, step_daemons
 
 CGROUPS = Path("/sys/fs/cgroup")
 _READ_LIMIT = 4096

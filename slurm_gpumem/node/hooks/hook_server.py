@@ -22,12 +22,12 @@ from slurm_gpumem.config.node import NodeConfig, load_node_config
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import read_plain, remove, write_atomic
 from slurm_gpumem.node import hook, processes
-from slurm_gpumem.node.inbox import Request, forget, hook_pid, is_request, read_request, sleep_note
+from slurm_gpumem.node.hooks.fifo import Mailbox
+from slurm_gpumem.node.hooks.inbox import Request, forget, hook_pid, is_request, read_request, sleep_note
+from slurm_gpumem.node.hooks.spooler import Spooler
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.log import log
-from slurm_gpumem.node.mailbox import Mailbox
 from slurm_gpumem.node.processes import Process
-from slurm_gpumem.node.spooler import Spooler
 
 _TAKEN, _LATE = ".taken", ".late"
 _PAUSE_S = 0.05

@@ -13,10 +13,10 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 
 from slurm_gpumem.formats.job_record import BASES, MEASURED, FaultEvent, GpuFigures, Measurement
 from slurm_gpumem.formats.live import GpuSample, LiveJob
-from slurm_gpumem.node.alone import IDLE_BELOW, LEAST_ALONE_S, Alone, speed_beside, weakest_basis
-from slurm_gpumem.node.cpu_use import CpuUse
-from slurm_gpumem.node.curve import UsageCurve, curve_from
-from slurm_gpumem.node.meter import Reading
+from slurm_gpumem.node.sampler.cpu_use import CpuUse
+from slurm_gpumem.node.sampler.curve import UsageCurve, curve_from
+from slurm_gpumem.node.sampler.gpu_readings import Reading
+from slurm_gpumem.node.sampler.slowdown import IDLE_BELOW, LEAST_ALONE_S, Alone, speed_beside, weakest_basis
 from slurm_gpumem.node.sources.base import MEASURES
 
 _MEANS = tuple(measure.field for measure in MEASURES if measure.mean)

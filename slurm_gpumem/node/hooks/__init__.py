@@ -1,0 +1,1 @@
+"""How the shell hooks reach the sampler, and how the sampler is started."""

@@ -1,0 +1,1 @@
+"""MPS on a node: its daemons and their folders, memory limits, and how clients leave it."""
