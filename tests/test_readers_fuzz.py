@@ -38,8 +38,8 @@ from slurm_gpumem.recovery.job_comment import parse_comment
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.gpu_use import read_jobstats
 from slurm_gpumem.simulation.trace_file import read_trace
+from slurm_gpumem.site.doctor.lua_report import parse_report
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.lua_report import parse_report
 from slurm_gpumem.site.mig_listing import parse_instances
 from slurm_gpumem.site.nodes import parse_descriptions, parse_nvidia_smi
 from slurm_gpumem.slurm import client, config_show, gres, node_names, nodes, queue, sacct, sacctmgr

@@ -8,7 +8,7 @@ from typing import List
 
 from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.cli.screen_options import add_color
-from slurm_gpumem.site.doctor import examine_cluster
+from slurm_gpumem.site.doctor.doctor import examine_cluster
 from slurm_gpumem.terminal.colour import Palette, palette
 
 

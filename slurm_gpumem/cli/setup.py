@@ -11,11 +11,11 @@ from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.nodes import context_in_table, memory_in_table
-from slurm_gpumem.site.part_files import SUFFIX
-from slurm_gpumem.site.plan import PACK, SPREAD
-from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
+from slurm_gpumem.site.setup.part_files import SUFFIX
+from slurm_gpumem.site.setup.plan import PACK, SPREAD
+from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
+from slurm_gpumem.site.setup.trial_run import Verdict, try_proposal
 from slurm_gpumem.site.snapshot import Snapshot, gather
-from slurm_gpumem.site.tried import Verdict, try_proposal
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import parse_mib
 

@@ -55,13 +55,13 @@ def main(argv: List[str]) -> int:
 def _sharing(args: argparse.Namespace) -> Sharing:
     """What `gpumem setup` would write here, of a file what it writes for Slurm 23.11 and later; options count
     before that."""
-    from slurm_gpumem.site.render import how_shared, new_site
+    from slurm_gpumem.site.setup.render import how_shared, new_site
 
     how = new_site("level")
     if not args.from_file:
         from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
         from slurm_gpumem.site.nodes import context_in_table, memory_in_table
-        from slurm_gpumem.site.setup import SetupOptions, propose
+        from slurm_gpumem.site.setup.setup import SetupOptions, propose
         from slurm_gpumem.site.snapshot import gather
 
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Dict, Iterable, Mapping, Optional
 
-from slurm_gpumem.site.slurm_conf import value_of, words_of
+from slurm_gpumem.site.setup.slurm_conf import value_of, words_of
 from slurm_gpumem.slurm.queue import seconds_of
 
 WORD = "bf_min_prio_reserve"

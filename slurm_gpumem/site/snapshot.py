@@ -16,8 +16,8 @@ from slurm_gpumem.config.schema import SECTIONS, SHARING
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
-from slurm_gpumem.site.hosts import HostReport
-from slurm_gpumem.site.lua_report import LuaReport, try_lua
+from slurm_gpumem.site.doctor.hosts import HostReport
+from slurm_gpumem.site.doctor.lua_report import LuaReport, try_lua
 from slurm_gpumem.site.nodes import CudaContext, context_in_table
 from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version

@@ -24,8 +24,8 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import estimate
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.summaries.reader import read_summary
 

@@ -11,8 +11,8 @@ import pytest
 from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 
 pytestmark = pytest.mark.slurm

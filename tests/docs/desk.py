@@ -17,8 +17,8 @@ from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 from tests.docs.pages import Before, File, Part, Screen, Step, skipped
 from tests.support.other_user import USER, own, user_python

@@ -20,8 +20,8 @@ from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SLASH_SEPARATOR, SitePlan
-from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.site.setup.plan import SLASH_SEPARATOR, SitePlan
+from slurm_gpumem.site.setup.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 from tests.lua.played import LUA_FOLDER
 

@@ -12,11 +12,11 @@ from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.schema import SECTIONS
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.site.check_hosts import FAULTS
-from slurm_gpumem.site.doctor import CHECKS, Check, examine
-from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
-from slurm_gpumem.site.hosts import HostReport
-from slurm_gpumem.site.lua_report import LuaContext, LuaReport
+from slurm_gpumem.site.doctor.check_hosts import FAULTS
+from slurm_gpumem.site.doctor.doctor import CHECKS, Check, examine
+from slurm_gpumem.site.doctor.findings import Diagnosis, Finding, Severity, diagnose
+from slurm_gpumem.site.doctor.hosts import HostReport
+from slurm_gpumem.site.doctor.lua_report import LuaContext, LuaReport
 from slurm_gpumem.site.nodes import CudaContext
 from slurm_gpumem.site.snapshot import Heartbeat, Snapshot, gather
 from slurm_gpumem.slurm.queue import EndedJob, QueuedJob

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import default_nodes
-from slurm_gpumem.site.plan import SPREADING
+from slurm_gpumem.site.setup.plan import SPREADING
 from slurm_gpumem.slurm.client import parse_version
 
 pytestmark = pytest.mark.slurm

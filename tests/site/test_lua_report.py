@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.site.check_hooks import LUA_FILES
-from slurm_gpumem.site.lua_report import INTERPRETERS, LuaContext, parse_report, try_lua
+from slurm_gpumem.site.doctor.check_hooks import LUA_FILES
+from slurm_gpumem.site.doctor.lua_report import INTERPRETERS, LuaContext, parse_report, try_lua
 from slurm_gpumem.site.nodes import CudaContext, GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import lua_table
 
 
 @pytest.mark.skipif(not any(map(shutil.which, INTERPRETERS)), reason="no Lua interpreter")

@@ -13,8 +13,8 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.formats.remembered import CpuRun, Recipe, write_remembered
-from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
 from slurm_gpumem.site.queue_order import flow_settings
+from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.placement import placements
 from tests.support.slurm_jobs import submit

@@ -9,11 +9,11 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.site import probe_node
+from slurm_gpumem.site.doctor import probe_node
+from slurm_gpumem.site.doctor.hosts import HostReport, Question, takes_jobs
+from slurm_gpumem.site.doctor.probe import examine
+from slurm_gpumem.site.doctor.probe_files import parse_settings
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import HostReport, Question, takes_jobs
-from slurm_gpumem.site.probe import examine
-from slurm_gpumem.site.probe_files import parse_settings
 from tests.node.conftest import REPOSITORY, needs_root
 from tests.recovery.conftest import install_package
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf
-from slurm_gpumem.site.hook_files import SCRIPTS
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.queue_order import WORD, flow_settings
-from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
-from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, write_files
-from slurm_gpumem.site.slurm_conf import partition_memory, wanted_settings
+from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf
+from slurm_gpumem.site.setup.hook_files import SCRIPTS
+from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import gres_lines, lua_table, node_gres, toml_file
+from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, write_files
+from slurm_gpumem.site.setup.slurm_conf import partition_memory, wanted_settings
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.toml_file import load_toml

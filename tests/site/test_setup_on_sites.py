@@ -11,9 +11,9 @@ import pytest
 
 from slurm_gpumem.devcluster import installation, trial
 from slurm_gpumem.errors import SlurmError, UsageError
-from slurm_gpumem.site.setup import SetupOptions
-from slurm_gpumem.site.slurm_conf import value_of
-from slurm_gpumem.site.tried import Verdict
+from slurm_gpumem.site.setup.setup import SetupOptions
+from slurm_gpumem.site.setup.slurm_conf import value_of
+from slurm_gpumem.site.setup.trial_run import Verdict
 from tests.support.site_files import GPUS, HEAD, SLURM_ROOT, after, proposed, snapshot_of, tried
 
 pytestmark = pytest.mark.slurm

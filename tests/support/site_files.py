@@ -10,9 +10,9 @@ from slurm_gpumem.devcluster import trial
 from slurm_gpumem.devcluster.sandbox import Configuration
 from slurm_gpumem.devcluster.trial import Trial
 from slurm_gpumem.site.nodes import memory_in_table
-from slurm_gpumem.site.setup import Proposal, SetupOptions, propose
+from slurm_gpumem.site.setup.setup import Proposal, SetupOptions, propose
+from slurm_gpumem.site.setup.trial_run import Verdict, try_proposal
 from slurm_gpumem.site.snapshot import INCLUDES_FROM_CONF, Snapshot
-from slurm_gpumem.site.tried import Verdict, try_proposal
 from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.slurm.config_show import show_config, version_of
 from slurm_gpumem.slurm.nodes import ask_nodes, ask_partitions

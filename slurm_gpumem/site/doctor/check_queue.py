@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Iterator
 
-from slurm_gpumem.site.check_gpus import shared_partitions
-from slurm_gpumem.site.findings import Finding, note, warning
+from slurm_gpumem.site.doctor.check_gpus import shared_partitions
+from slurm_gpumem.site.doctor.findings import Finding, note, warning
 from slurm_gpumem.site.queue_order import NOTE, WORD, has_patience, starves, window_for
-from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, spreads, value_of, without_time_limit, words_of
+from slurm_gpumem.site.setup.slurm_conf import DEFAULT_TIME, spreads, value_of, without_time_limit, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
 

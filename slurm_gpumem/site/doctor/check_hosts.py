@@ -6,7 +6,7 @@ import os
 from typing import Iterator, Mapping, NamedTuple
 
 import slurm_gpumem
-from slurm_gpumem.site.findings import Finding, Severity, warning
+from slurm_gpumem.site.doctor.findings import Finding, Severity, warning
 from slurm_gpumem.site.snapshot import Snapshot
 
 _HOOKS_AGAIN = "install the hooks again (gpumem docs node)"

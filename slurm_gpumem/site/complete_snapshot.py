@@ -14,12 +14,12 @@ from typing import List, Optional, Sequence, Tuple
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
+from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN, NODE_HOOKS
+from slurm_gpumem.site.doctor.hosts import HostReport, Question
+from slurm_gpumem.site.doctor.probe import examine
+from slurm_gpumem.site.doctor.probe_files import is_hidden
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import HostReport, Question
-from slurm_gpumem.site.probe import examine
-from slurm_gpumem.site.probe_files import is_hidden
-from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
+from slurm_gpumem.site.setup.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.queue import newest_end

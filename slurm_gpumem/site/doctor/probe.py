@@ -9,9 +9,9 @@ import glob
 import os
 from typing import Iterable, Iterator, Tuple
 
-from slurm_gpumem.site.hosts import HostReport, Question
-from slurm_gpumem.site.probe_host import RUN_AS_SLURM, Host
-from slurm_gpumem.site.probe_node import check_node
+from slurm_gpumem.site.doctor.hosts import HostReport, Question
+from slurm_gpumem.site.doctor.probe_host import RUN_AS_SLURM, Host
+from slurm_gpumem.site.doctor.probe_node import check_node
 
 _NODE = """
 import json, sys

@@ -7,10 +7,10 @@ from typing import Dict, Iterator, List, Mapping, Tuple
 
 from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.formats.gpu_names import profile_name
-from slurm_gpumem.site.findings import Finding, critical, note, warning
+from slurm_gpumem.site.doctor.findings import Finding, critical, note, warning
 from slurm_gpumem.site.nodes import divided_gpus
-from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
-from slurm_gpumem.site.slurm_conf import (
+from slurm_gpumem.site.setup.plan import SPREAD_WORD, SPREADING
+from slurm_gpumem.site.setup.slurm_conf import (
     has_default_memory,
     node_gpus,
     spreads,

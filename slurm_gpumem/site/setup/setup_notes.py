@@ -7,11 +7,17 @@ import re
 from pathlib import Path
 from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
-from slurm_gpumem.site.check_hooks import LUA_PLUGIN
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN
 from slurm_gpumem.site.queue_order import WORD
-from slurm_gpumem.site.render import shares_have_types
-from slurm_gpumem.site.slurm_conf import DEFAULT_TIME, RECOVERY_HOOK, Memory, value_of, without_time_limit
+from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import shares_have_types
+from slurm_gpumem.site.setup.slurm_conf import (
+    DEFAULT_TIME,
+    RECOVERY_HOOK,
+    Memory,
+    value_of,
+    without_time_limit,
+)
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import Record
 

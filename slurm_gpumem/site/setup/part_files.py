@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import FrozenSet, Mapping, Optional
 
-from slurm_gpumem.site.slurm_conf import words_of
+from slurm_gpumem.site.setup.slurm_conf import words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
 SUFFIX = ".part"

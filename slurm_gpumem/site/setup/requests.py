@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.slurm.gres import gres_word, parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 from slurm_gpumem.slurm.nodes import Record, gives_whole_nodes, number_of

@@ -13,18 +13,19 @@ from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
-from slurm_gpumem.site import part_files, queue_order
-from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf, same_gres
-from slurm_gpumem.site.gres_conf import edit_gres_conf, in_device_order
+from slurm_gpumem.site import queue_order
 from slurm_gpumem.site.hidden_nodes import cloud_notes
-from slurm_gpumem.site.hook_files import hook_files
 from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup
-from slurm_gpumem.site.part_files import parts_among
 from slurm_gpumem.site.pending_edits import refuse_pending_edits
-from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.queue_order import flow_settings, has_patience
-from slurm_gpumem.site.render import lua_table, new_site, node_gres, toml_file
-from slurm_gpumem.site.setup_notes import (
+from slurm_gpumem.site.setup import part_files
+from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf, same_gres
+from slurm_gpumem.site.setup.gres_conf import edit_gres_conf, in_device_order
+from slurm_gpumem.site.setup.hook_files import hook_files
+from slurm_gpumem.site.setup.part_files import parts_among
+from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
+from slurm_gpumem.site.setup.render import lua_table, new_site, node_gres, toml_file
+from slurm_gpumem.site.setup.setup_notes import (
     has_lua_plugin,
     instance_notes,
     left_out_notes,
@@ -35,8 +36,8 @@ from slurm_gpumem.site.setup_notes import (
     restart_notes,
     time_limit_notes,
 )
-from slurm_gpumem.site.shard_size import ShardSize, shard_notes, shard_size
-from slurm_gpumem.site.slurm_conf import (
+from slurm_gpumem.site.setup.shard_size import ShardSize, shard_notes, shard_size
+from slurm_gpumem.site.setup.slurm_conf import (
     LEAST_LOADED,
     level_partitions,
     partition_memory,
@@ -44,8 +45,8 @@ from slurm_gpumem.site.slurm_conf import (
     wanted_settings,
     words_of,
 )
+from slurm_gpumem.site.setup.unknown_share import unknown_share
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.site.unknown_share import unknown_share
 from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 

@@ -11,7 +11,7 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site.nodes import GpuGroup, MemoryOf, NodeGroup, divided_gpus
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names

@@ -11,17 +11,17 @@ from slurm_gpumem.devcluster import trial
 from slurm_gpumem.devcluster.sandbox import Configuration
 from slurm_gpumem.devcluster.trial import Answer, Trial
 from slurm_gpumem.errors import DevClusterError
-from slurm_gpumem.site.lua_report import try_lua
-from slurm_gpumem.site.render import shares_have_types
-from slurm_gpumem.site.requests import (
+from slurm_gpumem.site.doctor.lua_report import try_lua
+from slurm_gpumem.site.setup.render import shares_have_types
+from slurm_gpumem.site.setup.requests import (
     NewRequest,
     Request,
     kinds_of_nodes,
     requests_for_shares,
     requests_of_today,
 )
-from slurm_gpumem.site.setup import Proposal
-from slurm_gpumem.site.slurm_conf import value_of
+from slurm_gpumem.site.setup.setup import Proposal
+from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf_file import read_tree
 from slurm_gpumem.slurm.conf_nodes import attributes_of, lines_of

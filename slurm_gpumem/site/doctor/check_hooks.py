@@ -8,10 +8,10 @@ from typing import Dict, Iterable, Iterator, Set, Tuple
 
 from slurm_gpumem.config.node import node_config_from
 from slurm_gpumem.data import LUA_FILES
-from slurm_gpumem.site.findings import Finding, Severity, critical, note, warning
+from slurm_gpumem.site.doctor.findings import Finding, Severity, critical, note, warning
 from slurm_gpumem.site.nodes import CudaContext, divided_gpus
-from slurm_gpumem.site.plan import SLASH_SEPARATOR
-from slurm_gpumem.site.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
+from slurm_gpumem.site.setup.plan import SLASH_SEPARATOR
+from slurm_gpumem.site.setup.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
 LUA_PLUGIN = "job_submit_lua.so"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Iterator, List, Tuple
 
-from slurm_gpumem.site.check_gpus import shares_per_gpu
-from slurm_gpumem.site.findings import Finding, note, warning
-from slurm_gpumem.site.slurm_conf import value_of, words_of
+from slurm_gpumem.site.doctor.check_gpus import shares_per_gpu
+from slurm_gpumem.site.doctor.findings import Finding, note, warning
+from slurm_gpumem.site.setup.slurm_conf import value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
 _OFF = 0.05

@@ -8,7 +8,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import LEVEL, PACK, SPREAD, SitePlan
+from slurm_gpumem.site.setup.plan import LEVEL, PACK, SPREAD, SitePlan
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 

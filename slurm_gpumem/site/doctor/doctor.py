@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Callable, Collection, Iterator, Tuple
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.site import (
+from slurm_gpumem.site.complete_snapshot import look_here
+from slurm_gpumem.site.doctor import (
     check_accounting,
     check_gpus,
     check_hooks,
@@ -17,10 +18,9 @@ from slurm_gpumem.site import (
     check_queue,
     check_recovery,
 )
-from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
-from slurm_gpumem.site.hosts import HostReport
-from slurm_gpumem.site.look import look_here
-from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
+from slurm_gpumem.site.doctor.findings import Diagnosis, Finding, Severity, diagnose
+from slurm_gpumem.site.doctor.hosts import HostReport
+from slurm_gpumem.site.setup.plan import SPREAD_WORD, SPREADING
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.slurm.client import Commands, slurm_version
 

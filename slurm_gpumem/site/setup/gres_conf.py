@@ -13,8 +13,8 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.site.render import gres_lines
+from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import gres_lines
 from slurm_gpumem.slurm.conf_file import Edit, Statement, Where, apply, read_tree
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Dict, Mapping, Optional
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.site.setup_notes import HOOKS_FOLDER, chained_hooks
-from slurm_gpumem.site.slurm_conf import value_of
+from slurm_gpumem.site.setup.setup_notes import HOOKS_FOLDER, chained_hooks
+from slurm_gpumem.site.setup.slurm_conf import value_of
 
 SCRIPTS = (
     "prolog.sh",

@@ -10,8 +10,8 @@ import re
 import stat
 from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.site.hosts import Question
-from slurm_gpumem.site.probe_files import (
+from slurm_gpumem.site.doctor.hosts import Question
+from slurm_gpumem.site.doctor.probe_files import (
     TIMEOUT_S,
     Settings,
     become,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Iterator
 
-from slurm_gpumem.site.findings import Finding, critical, note, warning
-from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
+from slurm_gpumem.site.doctor.findings import Finding, critical, note, warning
+from slurm_gpumem.site.setup.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
 

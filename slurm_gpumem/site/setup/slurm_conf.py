@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.site.plan import SPREAD, SPREAD_WORD, SitePlan
+from slurm_gpumem.site.setup.plan import SPREAD, SPREAD_WORD, SitePlan
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 

@@ -8,9 +8,9 @@ from typing import Dict, Iterator, List, Tuple
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
-from slurm_gpumem.site.findings import Finding, Severity, warning
+from slurm_gpumem.site.doctor.findings import Finding, Severity, warning
+from slurm_gpumem.site.doctor.hosts import HostReport, takes_jobs
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import HostReport, takes_jobs
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import parse_gres

@@ -1,0 +1,1 @@
+"""`gpumem setup`: from what is known of a site to the files that make its GPUs shared, tried before they are shown."""
