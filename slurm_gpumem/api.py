@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.estimators.training_job import StatedTraining
+from slurm_gpumem.estimators.gpu_types.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.job.training_job import StatedTraining
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.slurm.options import OptionTable, read_command_line, sbatch_table
 from slurm_gpumem.slurm.sbatch import SbatchRefusedError, installed_options, run_sbatch
 from slurm_gpumem.slurm.script import BatchScript, read_script
 from slurm_gpumem.submission.decide import decide as decide_plan
 from slurm_gpumem.submission.decision import Decision, decision_of
+from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.sbatch_call import PlannedCall, build_call
-from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.submission.submission import RawInput, read_submission
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary

@@ -142,7 +142,7 @@ def test_an_estimate_loads_nothing_whose_start_takes_as_long_as_the_estimate(tmp
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
     )
     loaded = set(re.findall(r"\| +([\w.]+)$", done.stderr, re.M))
-    assert "slurm_gpumem.estimators.allocator" in loaded
+    assert "slurm_gpumem.estimators.allocator.allocator" in loaded
     slow = {"hashlib", "subprocess"}
     if sys.version_info < (3, 14):  # from there on, argparse loads these
         slow |= {"dataclasses", "inspect"}

@@ -22,4 +22,4 @@ def test_one_token_is_changed_at_a_time_and_no_type() -> None:
 
 def test_room_of_the_same_name_come_first_and_commands_tests_last() -> None:
     assert room_of("slurm_gpumem/node/mps/daemons.py") == ["tests/node/test_mps.py", "tests/node"]
-    assert room_of("slurm_gpumem/submission/slots.py")[-2:] == ["tests/submission", "tests/cli"]
+    assert room_of("slurm_gpumem/submission/job/slots.py")[-2:] == ["tests/submission", "tests/cli"]

@@ -15,15 +15,15 @@ from slurm_gpumem.estimators.memory_line import MemoryLine, parse_line
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive, read_directives
 from slurm_gpumem.slurm.script import BatchScript, check_script, read_script
-from slurm_gpumem.submission.job_variables import job_environment
-from slurm_gpumem.submission.script_line import (
+from slurm_gpumem.submission.job.job_variables import job_environment
+from slurm_gpumem.submission.job.script_line import (
     changed_since,
     line_for,
     open_script,
     with_line,
     write_script,
 )
-from slurm_gpumem.submission.settings import JobSettings, job_settings
+from slurm_gpumem.submission.job.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say

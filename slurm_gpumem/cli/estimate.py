@@ -37,9 +37,9 @@ from slurm_gpumem.estimators.types import (
     TrainingJob,
 )
 from slurm_gpumem.report.estimate import comparison_lines, fit_line, result_line, warnings_of
-from slurm_gpumem.submission.job_variables import job_environment
+from slurm_gpumem.submission.job.job_variables import job_environment
+from slurm_gpumem.submission.job.settings import JobSettings, job_settings
 from slurm_gpumem.submission.kept_estimates import estimate_once, memory_once
-from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import sizes_in
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
 def _gpu(settings: JobSettings, config: Config, shard_mib: int) -> Tuple[Gpu, Tuple[str, ...]]:
     """The GPU that the estimate is for, and notes on the choice."""
     if settings.gpu:
-        from slurm_gpumem.estimators.gpus import find_gpu
+        from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 
         return find_gpu(settings.gpu).in_shards(shard_mib), ()
     from slurm_gpumem.submission.default_gpu import choose_gpu
@@ -131,7 +131,7 @@ def _explained(
 ) -> List[str]:
     from slurm_gpumem.estimators.whatif import alternatives
     from slurm_gpumem.report.explained import activity_line, detail_lines, explain_lines
-    from slurm_gpumem.submission.activity import activity_of
+    from slurm_gpumem.submission.share.activity import activity_of
 
     other = alternatives(estimate, gpu, registry.same_way(estimate, summary, gpu), shard_mib)
     site = config.sharing.slowdown_in([""])

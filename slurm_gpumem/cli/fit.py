@@ -19,13 +19,13 @@ from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
 from slurm_gpumem.estimators.registry import refuse_guess
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.report.fit import SCHEMA, fit_json, fit_lines
 from slurm_gpumem.submission.default_gpu import cluster_gpus
-from slurm_gpumem.submission.settings import ANY_GPU, job_settings
+from slurm_gpumem.submission.job.settings import ANY_GPU, job_settings
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count

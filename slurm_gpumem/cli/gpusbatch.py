@@ -30,7 +30,7 @@ from slurm_gpumem.slurm.sbatch import (
     submit_and_tell,
 )
 from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
-from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
 from slurm_gpumem.terminal.command import run_command, run_program
 from slurm_gpumem.terminal.say import say

@@ -9,7 +9,7 @@ import sys
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import MODULE_LOADING
-from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.summaries.input_shape import SEVERAL
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary

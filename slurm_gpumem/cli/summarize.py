@@ -16,7 +16,7 @@ from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.estimate import describe_model
-from slurm_gpumem.submission.settings import job_settings
+from slurm_gpumem.submission.job.settings import job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import named_summary, own_options, seconds
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.training_job import StatedTraining, refuse_sharded, training_job
+from slurm_gpumem.estimators.job.training_job import StatedTraining, refuse_sharded, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
-from slurm_gpumem.submission.settings import JobSettings, job_settings
+from slurm_gpumem.submission.job.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.input_shape import split_inputs
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
@@ -125,7 +125,7 @@ def add_generate_option(parser: argparse.ArgumentParser) -> None:
 def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject:
     """Read the summary, or trace the code; errors say how to name either."""
     from slurm_gpumem.estimators.resolve import resolve_job
-    from slurm_gpumem.submission.job_variables import job_environment
+    from slurm_gpumem.submission.job.job_variables import job_environment
 
     settings = job_settings(config, (), os.environ, own_options(args)).under(job_environment(os.environ))
     given = settings.text("batch-size") is not None

@@ -15,15 +15,15 @@ from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.training_job import training_job
+from slurm_gpumem.estimators.job.training_job import training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.script_trace import rank_notes, shown_on, trace_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
+from slurm_gpumem.submission.job.job_variables import job_environment
+from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.job_trace.batch_script import facts_of
 from slurm_gpumem.submission.job_trace.stubs import install_pythons
-from slurm_gpumem.submission.job_variables import job_environment
-from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine

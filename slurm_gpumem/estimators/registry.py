@@ -141,14 +141,14 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     function: Estimator = getattr(importlib.import_module(module), function_name or "estimate")
     if name not in FOLLOW_ENVIRONMENT:
         return function(summary, job, gpu)
-    from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
-    from slurm_gpumem.estimators.variables import not_simulated, with_workspaces
+    from slurm_gpumem.estimators.gpu_types.environment import environment_of, in_environment, widened
+    from slurm_gpumem.estimators.job.variables import not_simulated, with_workspaces
 
     here = with_workspaces(in_environment(gpu, environment_of(job)), job)
     convolutions = summary.trace is not None and summary.trace.uses_conv
     found = widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
     if job.gpus > 1 and name != TRACE:
-        from slurm_gpumem.estimators.data_parallel import with_nccl
+        from slurm_gpumem.estimators.allocator.data_parallel import with_nccl
 
         found = with_nccl(found)
     notes = not_simulated(job, here)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES, OptimizerRule
+from slurm_gpumem.estimators.job.optimizers import OPTIMIZER_RULES, OptimizerRule
 
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary

@@ -15,7 +15,7 @@ from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE, WHOLE_GPU_BESIDE_SHARDS
 from slurm_gpumem.slurm.queue import Job
-from slurm_gpumem.submission.ladder import LimitOn, NoStep, next_request
+from slurm_gpumem.submission.share.ladder import LimitOn, NoStep, next_request
 from slurm_gpumem.units import ceil_div
 
 _KILLED = ("0:9", "0:15", "137:0", "143:0")

@@ -29,7 +29,7 @@ from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.gres import held_by
 from slurm_gpumem.slurm.limits import exceeded
 from slurm_gpumem.slurm.queue import Job
-from slurm_gpumem.submission.instances import sizes_beside_instances
+from slurm_gpumem.submission.share.instances import sizes_beside_instances
 
 _T = TypeVar("_T")
 _ROUNDS = 12

@@ -6,7 +6,7 @@ from typing import List, Optional
 
 from slurm_gpumem.accounting.types import INSTANCE, JobRow
 from slurm_gpumem.formats.remembered import CpuRun
-from slurm_gpumem.submission.host import cpus_wanted
+from slurm_gpumem.submission.share.host import cpus_wanted
 from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, percent
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import List, Sequence, Tuple
 
+from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.estimators.registry import by_trace
-from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import speaks_unicode

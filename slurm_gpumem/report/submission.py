@@ -6,8 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from slurm_gpumem.submission.host import names_cpus
 from slurm_gpumem.submission.plan import NOT_RUN_YET
+from slurm_gpumem.submission.share.host import names_cpus
 from slurm_gpumem.terminal.say import WIDTH
 from slurm_gpumem.text import count, wrapped
 from slurm_gpumem.units import format_mib
@@ -15,10 +15,10 @@ from slurm_gpumem.units import format_mib
 if TYPE_CHECKING:
     # Part of every submission: what a job does not need is not loaded for its types alone.
     from slurm_gpumem.estimators.types import Estimate
-    from slurm_gpumem.submission.activity import Activity
     from slurm_gpumem.submission.decision import Decision
     from slurm_gpumem.submission.plan import Plan
-    from slurm_gpumem.submission.request import GpuRequest
+    from slurm_gpumem.submission.share.activity import Activity
+    from slurm_gpumem.submission.share.request import GpuRequest
 
 SCHEMA = "gpumem-submit/1"
 
@@ -178,7 +178,7 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
 def _estimated(plan: Plan, estimate: Estimate) -> str:
     if plan.workload.script:
         return f"{plan.script_name}, {estimate.assumptions[0]},"
-    from slurm_gpumem.estimators.training_job import describe_estimated, describe_job
+    from slurm_gpumem.estimators.job.training_job import describe_estimated, describe_job
     from slurm_gpumem.terminal.bars import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"

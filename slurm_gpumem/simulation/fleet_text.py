@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.simulation.power import max_watts
 from slurm_gpumem.simulation.types import Fleet
 

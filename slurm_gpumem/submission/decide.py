@@ -6,11 +6,11 @@ from slurm_gpumem.errors import NotEstimatedError, SlurmError, UsageError, not_e
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.candidate_gpus import find_candidates
+from slurm_gpumem.submission.job.slots import check_slot
 from slurm_gpumem.submission.needs import estimate_needs
 from slurm_gpumem.submission.plan import NOT_RUN_YET, Plan
-from slurm_gpumem.submission.request import GpuRequest, fits_somewhere
 from slurm_gpumem.submission.rules import choose_request
-from slurm_gpumem.submission.slots import check_slot
+from slurm_gpumem.submission.share.request import GpuRequest, fits_somewhere
 from slurm_gpumem.submission.submission import Submission, Workload, key_of_script, read_workload
 
 
@@ -21,7 +21,7 @@ def decide(asked: Submission) -> Plan:
         return Plan(asked, kept_because=asked.goes_unchanged)
     if asked.learns:
         return _by_earlier_runs(asked)
-    from slurm_gpumem.submission.sharded_jobs import why_not_estimated
+    from slurm_gpumem.submission.job.sharded_jobs import why_not_estimated
 
     unknown = why_not_estimated(asked)
     if unknown:
@@ -31,7 +31,7 @@ def decide(asked: Submission) -> Plan:
     except NotEstimatedError as error:
         return _kept_whole(asked, error.why)
     if asked.gpus.gpus > 1:
-        from slurm_gpumem.submission.launcher import refuse_more_ranks_than_gpus
+        from slurm_gpumem.submission.job.launcher import refuse_more_ranks_than_gpus
 
         refuse_more_ranks_than_gpus(asked)
     try:
@@ -69,7 +69,7 @@ def _without_answer(asked: Submission, workload: Workload, error: SlurmError) ->
 
 def _with_remarks(plan: Plan) -> Plan:
     """The plan, and what its script says that does not go with it."""
-    from slurm_gpumem.submission.script_remarks import (
+    from slurm_gpumem.submission.job.script_remarks import (
         batch_remark,
         preallocation_remark,
         server_remarks,
@@ -107,7 +107,7 @@ def _by_earlier_runs(asked: Submission) -> Plan:
         return plan
     names = {gpu.name for gpu in candidates.gpus}
     plan = plan._replace(workload=Workload(script=key, script_gpu=names.pop() if len(names) == 1 else None))
-    from slurm_gpumem.submission.script_remarks import server_remarks
+    from slurm_gpumem.submission.job.script_remarks import server_remarks
 
     server = server_remarks(asked, candidates.models[0], None) if candidates.models else None
     if server:

@@ -6,11 +6,11 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.nodes import discover_cluster
 from slurm_gpumem.submission.candidate_gpus import gpu_kinds
-from slurm_gpumem.submission.settings import ANY_GPU
+from slurm_gpumem.submission.job.settings import ANY_GPU
 
 _TIMEOUT_S = 1.0
 """An estimate needs no cluster; one that does not answer at once is not waited for."""

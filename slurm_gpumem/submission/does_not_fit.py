@@ -7,7 +7,7 @@ from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.estimators.whatif import alternatives, largest_batch
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.needs import NeedOnGpu
-from slurm_gpumem.submission.request import largest_kind
+from slurm_gpumem.submission.share.request import largest_kind
 from slurm_gpumem.submission.submission import Submission, Workload
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
-from slurm_gpumem.submission.request import Need
+from slurm_gpumem.submission.share.request import Need
 from slurm_gpumem.submission.submission import Submission, Workload
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 
     # Only where a slowdown limit counts.
-    from slurm_gpumem.submission.activity import Activity
+    from slurm_gpumem.submission.share.activity import Activity
 
 
 class NeedOnGpu(NamedTuple):
@@ -76,7 +76,7 @@ def _of_all_processes(asked: Submission, needs: Needs) -> Needs:
     ):
         return needs
     from slurm_gpumem.estimators import remembered
-    from slurm_gpumem.submission.launcher import ranks_on_one_gpu
+    from slurm_gpumem.submission.job.launcher import ranks_on_one_gpu
 
     processes, notes = ranks_on_one_gpu(asked)
     # Earlier runs were measured with all of their processes.
@@ -107,7 +107,7 @@ def _activities(
     own, policy = asked.settings.max_slowdown, asked.config.sharing
     if own is None and policy.slowdown_in(candidates.partitions) is None:
         return [None] * len(estimates), ()
-    from slurm_gpumem.submission.activity import weigh_activity
+    from slurm_gpumem.submission.share.activity import weigh_activity
 
     if workload.run_key:
         from slurm_gpumem.accounting.notice import note_new_runs
@@ -159,7 +159,7 @@ def _on_instance(
     used = estimate.utilization if estimate else None
     if limit is None or estimate is None or used is None or workload.summary is None:
         return NeedOnGpu(model, need, estimate)
-    from slurm_gpumem.estimators.gpus import find_gpu
+    from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
     from slurm_gpumem.utilization.predict import with_utilization
 
     whole = with_utilization(estimate, find_gpu(model.gpu.entry), workload.summary).utilization
@@ -170,7 +170,7 @@ def _on_instance(
 def _for_line(gpu: Gpu, estimator: str) -> Gpu:
     """The GPU as the line's estimator would have it; a line knows nothing of the job's PyTorch."""
     from slurm_gpumem.estimators import registry
-    from slurm_gpumem.estimators.environment import Environment, in_environment
+    from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment
 
     return in_environment(gpu, Environment()) if estimator in registry.FOLLOW_ENVIRONMENT else gpu
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, Optional, Tuple
 
-from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu
-from slurm_gpumem.submission.request import GpuRequest
+from slurm_gpumem.submission.share.host import HostShare
+from slurm_gpumem.submission.share.request import GpuRequest
 from slurm_gpumem.submission.submission import Submission, Workload
 
 NOT_RUN_YET = "it has not run yet"

@@ -8,10 +8,10 @@ from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
-from slurm_gpumem.submission.host import HostShare, host_share, named_cpus, names_cpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.plan import Plan
-from slurm_gpumem.submission.request import (
+from slurm_gpumem.submission.share.host import HostShare, host_share, named_cpus, names_cpus
+from slurm_gpumem.submission.share.request import (
     GpuRequest,
     fits_somewhere,
     needs_whole_gpu,
@@ -127,7 +127,7 @@ def _several_gpus(case: Case) -> Optional[Verdict]:
         return None
     if case.unseen and case.unseen.no_shapes:
         return Whole(reason or _no_shapes(case))
-    from slurm_gpumem.submission.several_gpus import verdict
+    from slurm_gpumem.submission.job.several_gpus import verdict
 
     holds, warnings = verdict(case.asked, case.workload, case.candidates, case.needs)
     reason = "; ".join(filter(None, (reason, holds))) or "no GPU in reach holds the whole model"
@@ -181,7 +181,7 @@ def _instance(case: Case) -> Optional[Verdict]:
     candidates, needs = case.candidates, case.needs.needs
     if not any(kind.profile for kind in candidates.kinds):
         return None
-    from slurm_gpumem.submission.instances import smallest_instance
+    from slurm_gpumem.submission.share.instances import smallest_instance
 
     share_mib = None
     if _undivided(case) is None and _too_busy(case) is None:
@@ -298,7 +298,7 @@ def _narrowed(case: Case, reason: str) -> Tuple[Optional[GpuRequest], str]:
     named = candidates.gpu_type or asked.gpus.gpu_type or asked.gpus.keep_whole
     if named or divided or len(candidates.kinds) < 2 or case.plan.largest is None:
         return None, ""
-    from slurm_gpumem.submission.types_that_fit import narrow, sides
+    from slurm_gpumem.submission.share.types_that_fit import narrow, sides
 
     found = sides(candidates.kinds, case.needs.needs)
     if not str(found):

@@ -11,15 +11,15 @@ from slurm_gpumem.slurm.gpu_options import REPLACED, input_variables
 from slurm_gpumem.slurm.options import sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.host import names_cpus
-from slurm_gpumem.submission.slots import slot_note, slot_seconds
+from slurm_gpumem.submission.job.slots import slot_note, slot_seconds
+from slurm_gpumem.submission.share.host import names_cpus
 
 if TYPE_CHECKING:
     # A job that goes unchanged needs none of what decides.
     from slurm_gpumem.estimators.types import TrainingJob
-    from slurm_gpumem.submission.activity import Activity
     from slurm_gpumem.submission.plan import Plan
-    from slurm_gpumem.submission.request import GpuRequest
+    from slurm_gpumem.submission.share.activity import Activity
+    from slurm_gpumem.submission.share.request import GpuRequest
     from slurm_gpumem.submission.submission import RawInput
 
 _NAME_BYTES = 40

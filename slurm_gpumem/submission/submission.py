@@ -13,8 +13,8 @@ from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, input_vari
 from slurm_gpumem.slurm.options import CommandLine, OptionSpec, sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH
 from slurm_gpumem.slurm.script import BatchScript, check_script
-from slurm_gpumem.submission.job_variables import job_environment
-from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
+from slurm_gpumem.submission.job.job_variables import job_environment
+from slurm_gpumem.submission.job.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.memory_line import MemoryLine
@@ -191,7 +191,7 @@ def read_submission(raw: RawInput) -> Submission:
 
 def _in_its_environment(asked: Submission) -> Submission:
     """With what the job's environment says: variables that are set for it, the PyTorch that it will use."""
-    from slurm_gpumem.submission.job_torch import torch_of_job
+    from slurm_gpumem.submission.job.job_torch import torch_of_job
 
     in_force = job_environment(os.environ, asked.script, asked.options)
     torch = torch_of_job(os.environ, asked.script, asked.options)
@@ -205,7 +205,7 @@ def read_workload(asked: Submission) -> Workload:
     """What the memory is for; wrong names and values are errors before Slurm is asked anything."""
     settings = asked.settings
     if settings.gpu:
-        from slurm_gpumem.estimators.gpus import find_gpu
+        from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 
         find_gpu(settings.gpu)
     settings.check()
@@ -216,7 +216,7 @@ def read_workload(asked: Submission) -> Workload:
             return Workload(line=line, line_batch=settings.line_batch(line), mem_mib=settings.mem_mib)
         return Workload(mem_mib=settings.mem_mib, run_key=key_of_script(asked))
     from slurm_gpumem.estimators.resolve import resolve_job
-    from slurm_gpumem.submission.script_batch import the_batch
+    from slurm_gpumem.submission.job.script_batch import the_batch
     from slurm_gpumem.summaries.reader import read_summary
 
     summary = summary or read_summary(settings.model or "")
@@ -238,7 +238,7 @@ def read_workload(asked: Submission) -> Workload:
 
 def key_of_script(asked: Submission) -> str:
     """What all runs of the job's script are known by."""
-    from slurm_gpumem.submission.script_key import script_key
+    from slurm_gpumem.submission.job.script_key import script_key
 
     text = asked.script_text or asked.options.get("wrap") or ""
     return script_key(text, asked.command or asked.raw.line.script_args, os.environ)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event, simulate
+from slurm_gpumem.estimators.allocator.allocator import FREE, CachingAllocator, Event, simulate
 from slurm_gpumem.units import MIB
 
 KIB = 1024

@@ -15,7 +15,7 @@ from typing import Any, Dict, List
 import pytest
 
 from lab.places import DATA
-from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event, simulate
+from slurm_gpumem.estimators.allocator.allocator import FREE, CachingAllocator, Event, simulate
 
 # Among equally large free blocks the one with the lowest address is taken, and only the driver knows the
 # addresses of segments; that it hands them out from above is what the recordings show, with exceptions.

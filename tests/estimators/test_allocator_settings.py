@@ -8,18 +8,18 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.estimators.allocator import FREE, Event, simulate
-from slurm_gpumem.estimators.allocator_settings import (
+from slurm_gpumem.estimators.allocator.allocator import FREE, Event, simulate
+from slurm_gpumem.estimators.allocator.allocator_settings import (
     DEFAULTS,
     allocator_settings,
     cublas_workspace_of,
     rounded_up,
 )
-from slurm_gpumem.estimators.assumptions import assumptions
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.job.assumptions import assumptions
+from slurm_gpumem.estimators.job.variables import not_simulated
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.estimators.variables import not_simulated
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 

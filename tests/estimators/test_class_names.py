@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from slurm_gpumem.estimators.structural import kinds
-from slurm_gpumem.estimators.structural.kinds import family_of, named
+from slurm_gpumem.estimators.structural.layers import kinds
+from slurm_gpumem.estimators.structural.layers.kinds import family_of, named
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
 NAMES = sorted(set(re.findall(r"[A-Za-z_]\w+", (MODELS / "known-classes.txt").read_text())))[::9]

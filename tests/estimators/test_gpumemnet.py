@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.published.gpumemnet import network
 from slurm_gpumem.estimators.published.gpumemnet.features import FAMILIES, counted, family_of, features
 from slurm_gpumem.estimators.types import TrainingJob

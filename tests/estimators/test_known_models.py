@@ -14,10 +14,10 @@ import pytest
 from lab.places import GROUND_TRUTH
 from slurm_gpumem.errors import ConfigError, SummaryError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.job.stated_input import with_input
 from slurm_gpumem.estimators.known import codec, fingerprint, store
 from slurm_gpumem.estimators.known.recognize import recognized, with_stored_trace
-from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from tests.support.timing import best_cpu_s, slowness

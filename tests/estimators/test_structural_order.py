@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from slurm_gpumem.estimators.allocator import FREE
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.allocator.allocator import FREE
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.structural.layers.workspaces import convolution_bytes, convolution_of, sum_bytes
 from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import Stream
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.structural.workspaces import convolution_bytes, convolution_of, sum_bytes
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.summaries.reader import read_summary

@@ -6,10 +6,10 @@ from math import ceil
 
 import pytest
 
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.margin import unfinished_factor
 from slurm_gpumem.estimators.traced.estimator import VARIED_FACTOR, estimate_trace
-from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.estimators.whatif import jump_before
 from slurm_gpumem.report.explained import jump_line

@@ -5,7 +5,7 @@ from typing import List
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.estimators.whatif import Estimating, alternatives, largest_batch
 from slurm_gpumem.formats.comment import PART_NAMES

@@ -8,7 +8,7 @@ import lzma
 from statistics import median
 
 from lab.places import GROUND_TRUTH
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

@@ -12,7 +12,7 @@ from lab.ground_truth import GroundTruth
 from lab.others.jobs import EACH, chosen_jobs
 from lab.others.score import stored_rows, table
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.allocator import FREE
+from slurm_gpumem.estimators.allocator.allocator import FREE
 from slurm_gpumem.units import MIB
 
 torch = pytest.importorskip("torch")

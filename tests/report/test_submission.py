@@ -11,18 +11,18 @@ import pytest
 
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
 from slurm_gpumem.report.submission import explain_submission, submission_json, submission_line
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
-from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.candidate_gpus import GpuModel
 from slurm_gpumem.submission.decision import decision_of
+from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.needs import NeedOnGpu
 from slurm_gpumem.submission.plan import Plan
-from slurm_gpumem.submission.request import GpuRequest, Need
 from slurm_gpumem.submission.sbatch_call import build_call
-from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.submission.share.activity import Activity
+from slurm_gpumem.submission.share.request import GpuRequest, Need
 from slurm_gpumem.submission.submission import HETEROGENEOUS, RawInput, Submission, Workload
 from slurm_gpumem.utilization.interference import usual_utilization
 from tests.estimators.explain.small_trace import small_summary

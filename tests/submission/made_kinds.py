@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Optional
 
 from slurm_gpumem.config.load import SharingPolicy
-from slurm_gpumem.submission.request import GpuKind, Need
+from slurm_gpumem.submission.share.request import GpuKind, Need
 
 SHARDS = SharingPolicy()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.estimators.types import Utilization
-from slurm_gpumem.submission.activity import activity_of, weigh_activity
+from slurm_gpumem.submission.share.activity import activity_of, weigh_activity
 
 
 def test_a_share_counts_on_turns_unless_one_server_runs_everybodys_jobs() -> None:

@@ -11,26 +11,26 @@ import pytest
 
 from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy, TraceSettings
 from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, UsageError
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.report.submission import submission_json, submission_line
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
-from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import decide
 from slurm_gpumem.submission.decision import decision_of
-from slurm_gpumem.submission.host import HostShare
+from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.job_trace import before_submission
 from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
 from slurm_gpumem.submission.job_trace.before_submission import whole_gpu_instead
 from slurm_gpumem.submission.job_trace.result import Trace
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.plan import Plan
-from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.rules import choose_request
 from slurm_gpumem.submission.sbatch_call import build_call
-from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.submission.share.activity import Activity
+from slurm_gpumem.submission.share.host import HostShare
+from slurm_gpumem.submission.share.request import GpuKind, Need
 from slurm_gpumem.submission.submission import (
     HETEROGENEOUS,
     NOTHING_ASKED,

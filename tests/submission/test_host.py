@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.formats.remembered import CpuRun
-from slurm_gpumem.submission.host import HostShare, cpus_wanted, host_share
-from slurm_gpumem.submission.request import GpuRequest, fits_somewhere, share_gpu
+from slurm_gpumem.submission.share.host import HostShare, cpus_wanted, host_share
+from slurm_gpumem.submission.share.request import GpuRequest, fits_somewhere, share_gpu
 from tests.submission.made_kinds import A100, SHARDS, kind, same
 
 

@@ -7,14 +7,14 @@ from typing import Any, Optional, Tuple
 import pytest
 
 from slurm_gpumem.errors import DoesNotFitError
-from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
-from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.plan import Plan
-from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.rules import choose_request
 from slurm_gpumem.submission.sbatch_call import build_call
+from slurm_gpumem.submission.share.host import HostShare
+from slurm_gpumem.submission.share.request import GpuKind, Need
 from slurm_gpumem.submission.submission import Workload
 from tests.submission.test_decide import asked
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_gpumem.slurm.gpu_options import OptionValue, Wishes
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.job_torch import torch_of_job
+from slurm_gpumem.submission.job.job_torch import torch_of_job
 
 WHEEL = "__version__ = '2.6.0+cu124'\ndebug = False\ncuda: Optional[str] = '12.4'\ngit_version = 'x'\n"
 CONDA = "__version__ = '2.3.1'\ncuda = '11.8'\n"

@@ -19,13 +19,13 @@ from lab.ground_truth import load_ground_truth_rows
 from lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.estimators import remembered
 from slurm_gpumem.estimators.coverage import request_at
-from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.gpu_types.mig import profile_names, profiles
 from slurm_gpumem.estimators.margin import TRACE
 from slurm_gpumem.estimators.margin import packaged as margins
-from slurm_gpumem.estimators.mig import profile_names, profiles
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.submission.instances import smallest_instance
-from slurm_gpumem.submission.request import GpuKind, Need
+from slurm_gpumem.submission.share.instances import smallest_instance
+from slurm_gpumem.submission.share.request import GpuKind, Need
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 

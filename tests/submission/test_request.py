@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.config.load import SharingPolicy
-from slurm_gpumem.submission.request import (
+from slurm_gpumem.submission.share.request import (
     Need,
     fits_somewhere,
     largest_kind,

@@ -6,7 +6,7 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.submission.script_key import script_key
+from slurm_gpumem.submission.job.script_key import script_key
 
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=first --time=10

@@ -15,17 +15,17 @@ from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import GpuModel
-from slurm_gpumem.submission.job_variables import job_environment
-from slurm_gpumem.submission.script_batch import the_batch
-from slurm_gpumem.submission.script_remarks import (
+from slurm_gpumem.submission.job.job_variables import job_environment
+from slurm_gpumem.submission.job.script_batch import the_batch
+from slurm_gpumem.submission.job.script_remarks import (
     batch_remark,
     preallocation_remark,
     server_remarks,
     source_remarks,
     variables_remark,
 )
-from slurm_gpumem.submission.server_fractions import SERVERS, fraction_of, unshared_server_remark
-from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.submission.job.server_fractions import SERVERS, fraction_of, unshared_server_remark
+from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.submission import RawInput, Submission, Workload
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 

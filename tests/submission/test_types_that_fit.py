@@ -6,16 +6,16 @@ from typing import Any, Dict, Tuple
 
 import pytest
 
-from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
 from slurm_gpumem.slurm.nodes import GpuNodes
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, gpu_kinds
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.plan import Plan
-from slurm_gpumem.submission.request import Need
 from slurm_gpumem.submission.rules import choose_request
 from slurm_gpumem.submission.sbatch_call import build_call
+from slurm_gpumem.submission.share.request import Need
+from slurm_gpumem.submission.share.types_that_fit import sides
 from slurm_gpumem.submission.submission import Workload
-from slurm_gpumem.submission.types_that_fit import sides
 from tests.submission.test_decide import asked
 
 

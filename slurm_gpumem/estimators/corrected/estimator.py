@@ -23,7 +23,7 @@ from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, GroupMargin
 from slurm_gpumem.estimators.margin import packaged as packaged_margins
 from slurm_gpumem.estimators.structural.estimator import estimate_with
-from slurm_gpumem.estimators.structural.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.kinds import family_of
 from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import ACTIVATIONS
 from slurm_gpumem.estimators.structural.walk import Walk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Sequence, Tuple
 
-from slurm_gpumem.estimators.allocator import FREE, ROUNDING
+from slurm_gpumem.estimators.allocator.allocator import FREE, ROUNDING
 from slurm_gpumem.estimators.traced.replay import allocator_events
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.summaries.trace_types import CATEGORIES, Trace

@@ -3,7 +3,7 @@
 Millions of allocations fit into a few megabytes because networks repeat themselves. To let a compressor see
 that, a trace is written without the names of layers, a release names its block by its place among the blocks
 that are alive (the newest is -1), and the optimizer's part is left out: it is the same for all models, one
-state after the other for each parameter, then lists of temporaries (`estimators/optimizers.py`).
+state after the other for each parameter, then lists of temporaries (`estimators/job/optimizers.py`).
 """
 
 from __future__ import annotations

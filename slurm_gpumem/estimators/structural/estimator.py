@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, List, Tuple
 
-from slurm_gpumem.estimators.allocator_settings import allocator_settings
-from slurm_gpumem.estimators.structural import loss
+from slurm_gpumem.estimators.allocator.allocator_settings import allocator_settings
+from slurm_gpumem.estimators.job.versions import FOREACH, GRADIENTS_FREED, follows
 from slurm_gpumem.estimators.structural.blocks import expand_hidden
+from slurm_gpumem.estimators.structural.layers import loss
 from slurm_gpumem.estimators.structural.modules import run_all
 from slurm_gpumem.estimators.structural.replay import Replay, StepPlan, replay
 from slurm_gpumem.estimators.structural.shapes import with_shapes
@@ -15,7 +16,6 @@ from slurm_gpumem.estimators.structural.stream import ACTIVATIONS, GRADIENTS, OP
 from slurm_gpumem.estimators.structural.tree import build_tree
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
-from slurm_gpumem.estimators.versions import FOREACH, GRADIENTS_FREED, follows
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isqrt
 from typing import Optional
 
-from slurm_gpumem.estimators.structural.kernels import may_take, needed_channels
-from slurm_gpumem.estimators.structural.layers import input_shape
+from slurm_gpumem.estimators.structural.layers.kernels import may_take, needed_channels
+from slurm_gpumem.estimators.structural.layers.layers import input_shape
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.summaries.types import Layer, Shape
 

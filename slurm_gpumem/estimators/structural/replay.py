@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator
-from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
+from slurm_gpumem.estimators.allocator.allocator import FREE, AllocatorStats, CachingAllocator
+from slurm_gpumem.estimators.allocator.allocator_settings import DEFAULTS, AllocatorSettings
+from slurm_gpumem.estimators.allocator.tape import Tape
 from slurm_gpumem.estimators.structural.stream import (
     BASE,
     FLOWING,
@@ -17,7 +18,6 @@ from slurm_gpumem.estimators.structural.stream import (
     Events,
     Stream,
 )
-from slurm_gpumem.estimators.tape import Tape
 
 _LARGEST = 1 << 42
 """Bytes in all tensors of a step up to which the allocator is simulated byte by byte."""

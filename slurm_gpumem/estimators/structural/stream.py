@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Set, Tuple
 
-from slurm_gpumem.estimators.allocator import FREE
-from slurm_gpumem.estimators.tape import DUST, Op, Tape, Tensor
+from slurm_gpumem.estimators.allocator.allocator import FREE
+from slurm_gpumem.estimators.allocator.tape import DUST, Op, Tape, Tensor
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, WORKSPACE = range(5)
 # A key contains its category: each has a range of integers. Activations alternate between two halves of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from slurm_gpumem.estimators.structural.kinds import named
+from slurm_gpumem.estimators.structural.layers.kinds import named
 
 _CAUSAL = "ForCausalLM"
 _TIED_DECODER = "BertGenerationDecoder"

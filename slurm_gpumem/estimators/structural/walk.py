@@ -11,8 +11,8 @@ from __future__ import annotations
 from math import prod
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.estimators.structural.kinds import drops, has_decoder, keeps_cache, named
-from slurm_gpumem.estimators.tape import Tape, Tensor
+from slurm_gpumem.estimators.allocator.tape import Tape, Tensor
+from slurm_gpumem.estimators.structural.layers.kinds import drops, has_decoder, keeps_cache, named
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
+from slurm_gpumem.estimators.allocator.allocator import FREE, CachingAllocator, Event
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
 from slurm_gpumem.summaries.trace_types import Convolution, Trace, evaluate

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Dict, List, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.allocator_settings import allocator_settings
+from slurm_gpumem.estimators.allocator.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_spread, unfinished_factor
 from slurm_gpumem.estimators.margin import packaged as margins
@@ -63,7 +63,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         else:
             warnings = (*warnings, _TRIED)
     if job.gpus > 1:
-        from slurm_gpumem.estimators.data_parallel import rank_trace
+        from slurm_gpumem.estimators.allocator.data_parallel import rank_trace
 
         trace, more = rank_trace(trace, job.gpus)
         assumed = (*assumed, *more)

@@ -6,8 +6,14 @@ from collections import Counter
 from typing import Counter as CounterOf
 from typing import List, Set, Tuple
 
-from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES
-from slurm_gpumem.estimators.versions import FOREACH, FUSED_ATTENTION, GRADIENTS_FREED, VersionRule, follows
+from slurm_gpumem.estimators.job.optimizers import OPTIMIZER_RULES
+from slurm_gpumem.estimators.job.versions import (
+    FOREACH,
+    FUSED_ATTENTION,
+    GRADIENTS_FREED,
+    VersionRule,
+    follows,
+)
 from slurm_gpumem.summaries.trace_types import Trace
 
 _FUSED = "aten::_scaled_dot_product_"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Sequence
 
-from slurm_gpumem.estimators.allocator import AllocatorStats, CachingAllocator, Event
-from slurm_gpumem.estimators.allocator_settings import AllocatorSettings
+from slurm_gpumem.estimators.allocator.allocator import AllocatorStats, CachingAllocator, Event
+from slurm_gpumem.estimators.allocator.allocator_settings import AllocatorSettings
 from slurm_gpumem.summaries.trace_types import Trace
 
 

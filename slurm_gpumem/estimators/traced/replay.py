@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
-from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
+from slurm_gpumem.estimators.allocator.allocator import FREE, AllocatorStats, CachingAllocator, Event
+from slurm_gpumem.estimators.allocator.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.traced.pools import StreamPools
 from slurm_gpumem.estimators.traced.steps import further_step
 from slurm_gpumem.estimators.types import Gpu

@@ -6,7 +6,7 @@ from typing import Dict, List, Sequence, Tuple
 
 from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Timeline
-from slurm_gpumem.estimators.training_job import describe_estimated
+from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, line, outline, text
 from slurm_gpumem.terminal.chart import ticks
 from slurm_gpumem.units import MIB, format_mib

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
-from slurm_gpumem.estimators.training_job import describe_estimated
+from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.report.why.groups import repeated
 from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width

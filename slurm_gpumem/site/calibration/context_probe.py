@@ -16,7 +16,7 @@ import os
 import sys
 from typing import Any, Dict, List, Tuple
 
-from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
+from slurm_gpumem.estimators.allocator.allocator import FREE, CachingAllocator, Event
 from slurm_gpumem.site.calibration.process_memory import OwnMemory, VisibleGpu
 from slurm_gpumem.units import MIB
 

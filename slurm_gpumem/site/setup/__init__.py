@@ -1,1 +1,1 @@
-"""`gpumem setup`: from what is known of a site to the files that make its GPUs shared, tried before they are shown."""
+"""`gpumem setup`: from what is known of a site to the files that make its GPUs shared; tried, then shown."""

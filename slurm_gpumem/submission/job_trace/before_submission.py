@@ -14,12 +14,12 @@ from slurm_gpumem.slurm.job_environment import ArrayTask
 from slurm_gpumem.slurm.sbatch import SALLOC, SBATCH
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import find_candidates
+from slurm_gpumem.submission.job.sharded_jobs import why_not_estimated
 from slurm_gpumem.submission.job_trace import cache
 from slurm_gpumem.submission.job_trace.batch_script import Progress, ScriptRun, script_run, trace_script
 from slurm_gpumem.submission.job_trace.result import Trace
 from slurm_gpumem.submission.job_trace.trace_job import Deferred, deferred_trace, whole_until_traced
 from slurm_gpumem.submission.plan import Plan
-from slurm_gpumem.submission.sharded_jobs import why_not_estimated
 from slurm_gpumem.submission.submission import Submission
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.text import count

@@ -17,11 +17,11 @@ from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.sbatch import installed_options
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.decide import decide
+from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.job_trace.before_submission import with_trace
 from slurm_gpumem.submission.job_trace.trace_job import OUTPUT, told_real_job
 from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.sbatch_call import PlannedCall, build_call
-from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.submission.submission import RawInput, Submission, read_submission
 from slurm_gpumem.terminal.say import say
 

@@ -8,7 +8,7 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.estimators.allocator import CachingAllocator
+from slurm_gpumem.estimators.allocator.allocator import CachingAllocator
 from slurm_gpumem.site.calibration import context_probe as calibrate_probe
 from slurm_gpumem.site.calibration.context import calibration
 from slurm_gpumem.site.calibration.process_memory import GpuReading, OwnMemory, VisibleGpu

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import List
 
-from slurm_gpumem.estimators.structural.attention import Run
-from slurm_gpumem.estimators.structural.kinds import family_of
-from slurm_gpumem.estimators.structural.layers import rule_for
+from slurm_gpumem.estimators.allocator.tape import Tensor
+from slurm_gpumem.estimators.structural.layers.attention import Run
+from slurm_gpumem.estimators.structural.layers.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.layers import rule_for
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.tape import Tensor
 
 
 def gated_conv(walk: Walk, node: Node, run: Run) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import List
 
-from slurm_gpumem.estimators.structural.attention import Run
-from slurm_gpumem.estimators.structural.kinds import family_of
+from slurm_gpumem.estimators.allocator.tape import Tensor
+from slurm_gpumem.estimators.structural.layers.attention import Run
+from slurm_gpumem.estimators.structural.layers.kinds import family_of
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.tape import Tensor
 
 _DROPS = ("p", "0.1")
 """Its default, unlike that of SegFormer's other dropouts."""

@@ -6,7 +6,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.estimators.structural.attention import Run
+from slurm_gpumem.estimators.structural.layers.attention import Run
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 

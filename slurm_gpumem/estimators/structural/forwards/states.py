@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import ceil
 from typing import List, NamedTuple, Optional
 
-from slurm_gpumem.estimators.structural.attention import Run
-from slurm_gpumem.estimators.structural.kinds import family_of
-from slurm_gpumem.estimators.structural.layers import input_shape
+from slurm_gpumem.estimators.structural.layers.attention import Run
+from slurm_gpumem.estimators.structural.layers.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.layers import input_shape
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.summaries.types import Layer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple
 
-from slurm_gpumem.estimators.allocator_settings import allocator_settings
+from slurm_gpumem.estimators.allocator.allocator_settings import allocator_settings
+from slurm_gpumem.estimators.job.versions import FOREACH, differences, follows
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
-from slurm_gpumem.estimators.versions import FOREACH, differences, follows
 from slurm_gpumem.summaries.types import ModelSummary
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from slurm_gpumem.estimators.allocator_settings import allocator_settings, cublas_workspace_of
+from slurm_gpumem.estimators.allocator.allocator_settings import allocator_settings, cublas_workspace_of
+from slurm_gpumem.estimators.job.versions import EXPANDABLE_SEGMENTS, follows, in_version
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
-from slurm_gpumem.estimators.versions import EXPANDABLE_SEGMENTS, follows, in_version
 
 
 def with_workspaces(gpu: Gpu, job: TrainingJob) -> Gpu:

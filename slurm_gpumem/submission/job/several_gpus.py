@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 from slurm_gpumem.errors import DoesNotFitError
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
-from slurm_gpumem.submission.request import GpuKind, fits_somewhere, largest_kind
+from slurm_gpumem.submission.share.request import GpuKind, fits_somewhere, largest_kind
 from slurm_gpumem.submission.submission import Submission, Workload
 from slurm_gpumem.units import format_mib
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.slurm.nodes import GpuNodes
-from slurm_gpumem.submission.request import GpuKind, Need
+from slurm_gpumem.submission.share.request import GpuKind, Need
 
 _TYPES_NAMED = 3
 

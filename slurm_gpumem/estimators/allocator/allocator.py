@@ -30,7 +30,7 @@ from bisect import bisect_left, insort
 from typing import Dict, Hashable, Iterable, List, NamedTuple, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError
-from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings, rounded_up
+from slurm_gpumem.estimators.allocator.allocator_settings import DEFAULTS, AllocatorSettings, rounded_up
 from slurm_gpumem.units import MIB
 
 ROUNDING = 512

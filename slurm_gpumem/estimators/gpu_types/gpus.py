@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError, UnknownNameError, UsageError
-from slurm_gpumem.estimators.mig import Profile, gpu_in, profile_names, profiles
+from slurm_gpumem.estimators.gpu_types.mig import Profile, gpu_in, profile_names, profiles
+from slurm_gpumem.estimators.job.versions import cublas_workspace_bytes
 from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
-from slurm_gpumem.estimators.versions import cublas_workspace_bytes
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.toml_file import load_toml
 

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from slurm_gpumem.config.node import site_limits_jobs
-from slurm_gpumem.submission.job_variables import VARIABLES
-from slurm_gpumem.submission.script_batch import PYTHON_FILE, named_batches, source_text
+from slurm_gpumem.submission.job.job_variables import VARIABLES
+from slurm_gpumem.submission.job.script_batch import PYTHON_FILE, named_batches, source_text
 from slurm_gpumem.submission.submission import Submission, Workload
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def preallocation_remark(asked: Submission, model: GpuModel, share_mib: int) -> 
 
 def server_remarks(asked: Submission, model: GpuModel, share_mib: Optional[int]) -> Optional[str]:
     """For inference servers that size themselves by the whole GPU; `share_mib` None: the job has no share."""
-    from slurm_gpumem.submission.server_fractions import server_remark, unshared_server_remark
+    from slurm_gpumem.submission.job.server_fractions import server_remark, unshared_server_remark
 
     total, context = _seen_memory(model)
     if share_mib is None:
@@ -134,7 +134,7 @@ def server_remarks(asked: Submission, model: GpuModel, share_mib: Optional[int])
 
 def _seen_memory(model: GpuModel) -> Tuple[int, int]:
     """MiB that a process sees of a GPU, which is all of it whatever its limit is, and of the CUDA context."""
-    from slurm_gpumem.estimators.gpus import closest_gpu
+    from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
 
     gpu = model.gpu
     whole = closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0

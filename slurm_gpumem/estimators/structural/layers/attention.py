@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Callable, List, Optional, Sequence
 
-from slurm_gpumem.estimators.structural.attention_math import (
+from slurm_gpumem.estimators.allocator.tape import Tensor
+from slurm_gpumem.estimators.structural.inputs import conv_input
+from slurm_gpumem.estimators.structural.layers.attention_math import (
     WINDOW_HEAD,
     Style,
     attend,
@@ -14,8 +16,7 @@ from slurm_gpumem.estimators.structural.attention_math import (
     tokens_of,
     written_out,
 )
-from slurm_gpumem.estimators.structural.inputs import conv_input
-from slurm_gpumem.estimators.structural.kinds import (
+from slurm_gpumem.estimators.structural.layers.kinds import (
     computes_matrix,
     drops_eagerly,
     family_of,
@@ -23,11 +24,10 @@ from slurm_gpumem.estimators.structural.kinds import (
     named,
     position_scores,
 )
-from slurm_gpumem.estimators.structural.layers import input_shape, rule_for
+from slurm_gpumem.estimators.structural.layers.layers import input_shape, rule_for
+from slurm_gpumem.estimators.structural.layers.workspaces import sum_bytes
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.structural.workspaces import sum_bytes
-from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]

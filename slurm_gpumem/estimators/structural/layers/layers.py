@@ -8,13 +8,13 @@ from __future__ import annotations
 from math import prod
 from typing import Callable, Dict, Optional, Tuple
 
-from slurm_gpumem.estimators.structural import activations, norms
-from slurm_gpumem.estimators.structural.kernels import sides, taps_and_groups
-from slurm_gpumem.estimators.structural.kinds import family_of
+from slurm_gpumem.estimators.allocator.tape import Tensor
+from slurm_gpumem.estimators.structural.layers import activations, norms
+from slurm_gpumem.estimators.structural.layers.kernels import sides, taps_and_groups
+from slurm_gpumem.estimators.structural.layers.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.workspaces import convolution_bytes, convolution_of, sum_bytes
 from slurm_gpumem.estimators.structural.shapes import output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.structural.workspaces import convolution_bytes, convolution_of, sum_bytes
-from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Layer, Shape
 
 Rule = Callable[[Walk, Layer, Tensor], Tensor]

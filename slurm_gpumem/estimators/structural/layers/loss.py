@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from slurm_gpumem.estimators.structural.kernels import first_convolution, input_of_first
-from slurm_gpumem.estimators.structural.kinds import (
+from slurm_gpumem.estimators.allocator.tape import Tensor
+from slurm_gpumem.estimators.structural.layers.kernels import first_convolution, input_of_first
+from slurm_gpumem.estimators.structural.layers.kinds import (
     family_of,
     has_decoder,
     named,
     upsamples_logits,
 )
-from slurm_gpumem.estimators.structural.layers import input_shape
+from slurm_gpumem.estimators.structural.layers.layers import input_shape
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.tying import ties_output
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Shape
 
 _INDEX_BYTES = 8

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from slurm_gpumem.estimators.allocator.tape import Tensor
 from slurm_gpumem.estimators.structural.shapes import output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Layer
 
 _FLOAT = 4

@@ -1,0 +1,1 @@
+"""PyTorch's allocator, simulated, and the tape of allocations that is played through it."""

@@ -1,0 +1,1 @@
+"""The training job of an estimate: what was stated, traced or assumed about it."""

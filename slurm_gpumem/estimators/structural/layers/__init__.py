@@ -1,0 +1,1 @@
+"""What each family of layers allocates, keeps for the backward pass and needs for a moment."""
