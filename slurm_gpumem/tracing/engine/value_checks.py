@@ -12,9 +12,10 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from slurm_gpumem.tracing.follow.loops_of_code import deciding_loop, parsed
+from slurm_gpumem.tracing.own_code import OURS
 
 _NOT_THE_ASKER = (
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    OURS,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
 _ROUNDS = 20
