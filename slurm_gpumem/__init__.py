@@ -24,7 +24,7 @@ _HOME_OF = {
     "Submitted": "slurm_gpumem.api",
     "decide": "slurm_gpumem.api",
     "estimate": "slurm_gpumem.api",
-    "save_summary": "slurm_gpumem.summaries.own",
+    "save_summary": "slurm_gpumem.summaries.parsers.own",
     "submit": "slurm_gpumem.api",
     "summarize": "slurm_gpumem.tracing.live_model.trace_model",
 }
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.errors import GpumemError
     from slurm_gpumem.estimators.types import Estimate
     from slurm_gpumem.submission.decision import Decision
-    from slurm_gpumem.summaries.own import save_summary
+    from slurm_gpumem.summaries.parsers.own import save_summary
     from slurm_gpumem.summaries.types import ModelSummary
     from slurm_gpumem.tracing.live_model.trace_model import summarize
 

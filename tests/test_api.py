@@ -13,7 +13,7 @@ import slurm_gpumem
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.formats.comment import PART_NAMES
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.parsers.own import to_json
 from tests.estimators.explain.small_trace import small_summary
 
 SUMMARY = """\

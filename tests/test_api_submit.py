@@ -20,7 +20,7 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import show_job, wait_for_job
 from slurm_gpumem.errors import DoesNotFitError, GpumemError, SlurmError, UnknownNameError, UsageError
 from slurm_gpumem.formats.comment import parse_record
-from slurm_gpumem.slurm.sbatch import SbatchRefusedError
+from slurm_gpumem.slurm.submit.sbatch import SbatchRefusedError
 from slurm_gpumem.submission.submission import NOTHING_ASKED
 from slurm_gpumem.units import ceil_div
 from tests.estimators.explain.small_trace import small_summary

@@ -42,10 +42,12 @@ from slurm_gpumem.site.doctor.lua_report import parse_report
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.mig_listing import parse_instances
 from slurm_gpumem.site.nodes import parse_descriptions, parse_nvidia_smi
-from slurm_gpumem.slurm import client, config_show, gres, node_names, nodes, queue, sacct, sacctmgr
-from slurm_gpumem.slurm.directives import read_directives
-from slurm_gpumem.slurm.history import parse_history
-from slurm_gpumem.slurm.script import read_script
+from slurm_gpumem.slurm import client, gres, node_names
+from slurm_gpumem.slurm.conf import config_show
+from slurm_gpumem.slurm.state import nodes, queue, sacct, sacctmgr
+from slurm_gpumem.slurm.state.history import parse_history
+from slurm_gpumem.slurm.submit.directives import read_directives
+from slurm_gpumem.slurm.submit.script import read_script
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import parse_mib, parse_seconds
 from tests.accounting.job_records import record

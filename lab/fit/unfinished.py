@@ -18,7 +18,7 @@ from lab.scripts.score import judge, load, measured_need
 from slurm_gpumem.estimators import margin, registry
 from slurm_gpumem.estimators.gpu_types import gpus
 from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
-from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 

@@ -30,7 +30,7 @@ from lab.networks.entries import Entry, load_catalogue
 from lab.networks.tasks import Feed, task_named
 from lab.networks.train import FLOATS
 from slurm_gpumem.files import write_atomic
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.live_model.loop import Inputs
 from slurm_gpumem.tracing.live_model.trace_model import summarize

@@ -27,7 +27,7 @@ from slurm_gpumem.estimators.known import fingerprint, store
 from slurm_gpumem.estimators.known.codec import decode, encode, parameters
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.files import write_atomic
-from slurm_gpumem.summaries.own import trace_of
+from slurm_gpumem.summaries.parsers.own import trace_of
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import Layer, ModelSummary

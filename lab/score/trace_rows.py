@@ -34,7 +34,7 @@ from lab.networks.train import FLOATS, channels_last, checkpoint, optimizer_over
 from lab.places import GROUND_TRUTH, OWN_TRACES, shown
 from lab.rows import read_rows
 from slurm_gpumem.files import write_atomic
-from slurm_gpumem.summaries.own import parse, to_json
+from slurm_gpumem.summaries.parsers.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.live_model.loop import Inputs
 from slurm_gpumem.tracing.live_model.trace_model import summarize

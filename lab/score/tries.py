@@ -19,7 +19,7 @@ from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.job.training_job import StatedTraining
 from slurm_gpumem.estimators.resolve import resolve_job
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
-from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.parsers.own import parse
 
 FOLDER = DATA / "tries"
 TRACES = FOLDER / "traces.jsonl.xz"

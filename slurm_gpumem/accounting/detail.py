@@ -6,7 +6,7 @@ import os
 import re
 from typing import Iterator, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.record_files import complete_lines, open_book, read_record_file
+from slurm_gpumem.accounting.gather.record_files import complete_lines, open_book, read_record_file
 from slurm_gpumem.accounting.types import Attempt, Device, GpuStay
 from slurm_gpumem.formats.curve import parse_curve
 from slurm_gpumem.formats.job_record import (

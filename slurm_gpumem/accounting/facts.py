@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from slurm_gpumem.accounting.schema import (
+from slurm_gpumem.accounting.index.schema import (
     COMPLETED_WORD,
     FAILED_WORD,
     OBSERVED_WORD,

@@ -6,13 +6,13 @@ import sqlite3
 import time
 from typing import Dict, Iterable, List, Sequence
 
-from slurm_gpumem.accounting.index import IndexWriter
-from slurm_gpumem.accounting.schema import FAILED_WORD
+from slurm_gpumem.accounting.index.index import IndexWriter
+from slurm_gpumem.accounting.index.schema import FAILED_WORD
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import parse_end
 from slurm_gpumem.formats.verdicts import OOM
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
-from slurm_gpumem.slurm.sacct import SlurmRow, ask_runs
+from slurm_gpumem.slurm.state.sacct import SlurmRow, ask_runs
 from slurm_gpumem.slurm.states import FINAL
 
 _BATCH = 400

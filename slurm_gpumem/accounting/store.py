@@ -7,12 +7,12 @@ import sqlite3
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from slurm_gpumem.accounting import index_file, schema
-from slurm_gpumem.accounting.gather import Progress, refresh
-from slurm_gpumem.accounting.remember import remember_own
-from slurm_gpumem.accounting.rows import recipe_of, rest_of, split_parts
-from slurm_gpumem.accounting.schema import UNJOINED
-from slurm_gpumem.accounting.sums import Offset, Sums
+from slurm_gpumem.accounting.gather.gather import Progress, refresh
+from slurm_gpumem.accounting.gather.remember import remember_own
+from slurm_gpumem.accounting.index import index_file, schema
+from slurm_gpumem.accounting.index.rows import recipe_of, rest_of, split_parts
+from slurm_gpumem.accounting.index.schema import UNJOINED
+from slurm_gpumem.accounting.index.sums import Offset, Sums
 from slurm_gpumem.accounting.types import (
     ALL,
     GROUPS,

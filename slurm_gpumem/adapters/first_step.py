@@ -13,7 +13,7 @@ from typing import Any, Callable, Union
 
 import torch
 
-from slurm_gpumem.summaries.own import save_summary
+from slurm_gpumem.summaries.parsers.own import save_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
 

@@ -21,7 +21,7 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.files import remove
 from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, LATEST, SlotState, write_slot_state
 from slurm_gpumem.slurm.client import COMMANDS, slurm_version
-from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME, in_grace_time, job_name
+from slurm_gpumem.slurm.state.queue import REQUEUED_IN_GRACE_TIME, in_grace_time, job_name
 
 EXIT_CODE = 75
 """EX_TEMPFAIL: the program has not failed, it wants to be run again."""

@@ -9,29 +9,47 @@ from typing import List, Optional
 from slurm_gpumem.terminal.command import run_command, run_program
 
 COMMANDS = {
-    "devcluster": ("slurm_gpumem.cli.devcluster", "a real Slurm with stand-in GPUs on this machine"),
-    "estimate": ("slurm_gpumem.cli.estimate", "estimate a job's GPU memory from its model summary"),
-    "trace": ("slurm_gpumem.cli.trace", "run a training command as it is, without a GPU, and trace it"),
-    "summarize": ("slurm_gpumem.cli.summarize", "trace a model's code, without a GPU, into a summary"),
-    "fit": ("slurm_gpumem.cli.fit", "does it fit this GPU, and up to which batch size?"),
-    "why": ("slurm_gpumem.cli.why", "the peak explained: over time, by tensor, and what would lower it"),
-    "node": ("slurm_gpumem.cli.node", "show which jobs share which GPU of this node"),
-    "top": ("slurm_gpumem.cli.top", "your running jobs: share, memory, activity, neighbours; live"),
-    "report": ("slurm_gpumem.cli.report", "what jobs were estimated to need, what they used, what it saved"),
-    "collect": ("slurm_gpumem.cli.collect", "gather the nodes' job records, for gpumem report"),
-    "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
+    "devcluster": ("slurm_gpumem.cli.commands.devcluster", "a real Slurm with stand-in GPUs on this machine"),
+    "estimate": ("slurm_gpumem.cli.commands.estimate", "estimate a job's GPU memory from its model summary"),
+    "trace": (
+        "slurm_gpumem.cli.commands.trace",
+        "run a training command as it is, without a GPU, and trace it",
+    ),
+    "summarize": (
+        "slurm_gpumem.cli.commands.summarize",
+        "trace a model's code, without a GPU, into a summary",
+    ),
+    "fit": ("slurm_gpumem.cli.commands.fit", "does it fit this GPU, and up to which batch size?"),
+    "why": (
+        "slurm_gpumem.cli.commands.why",
+        "the peak explained: over time, by tensor, and what would lower it",
+    ),
+    "node": ("slurm_gpumem.cli.commands.node", "show which jobs share which GPU of this node"),
+    "top": ("slurm_gpumem.cli.commands.top", "your running jobs: share, memory, activity, neighbours; live"),
+    "report": (
+        "slurm_gpumem.cli.commands.report",
+        "what jobs were estimated to need, what they used, what it saved",
+    ),
+    "collect": ("slurm_gpumem.cli.commands.collect", "gather the nodes' job records, for gpumem report"),
+    "calibrate": (
+        "slurm_gpumem.cli.commands.calibrate",
+        "measure this node's GPU and write the site's entry for it",
+    ),
     "recover": (
-        "slurm_gpumem.cli.recover",
+        "slurm_gpumem.cli.commands.recover",
         "finish requeues after out of memory that were interrupted",
     ),
-    "setup": ("slurm_gpumem.cli.setup", "the configuration that shares this site's GPUs, as a diff"),
-    "simulate": ("slurm_gpumem.cli.simulate", "what policies of sharing would do to a trace of jobs"),
+    "setup": ("slurm_gpumem.cli.commands.setup", "the configuration that shares this site's GPUs, as a diff"),
+    "simulate": (
+        "slurm_gpumem.cli.commands.simulate",
+        "what policies of sharing would do to a trace of jobs",
+    ),
     "what-if": (
-        "slurm_gpumem.cli.what_if",
+        "slurm_gpumem.cli.commands.what_if",
         "what sharing would have done to the jobs that this site had",
     ),
-    "docs": ("slurm_gpumem.cli.docs", "the documentation, page by page, offline"),
-    "doctor": ("slurm_gpumem.cli.doctor", "check a running cluster's sharing, like a Nagios check"),
+    "docs": ("slurm_gpumem.cli.commands.docs", "the documentation, page by page, offline"),
+    "doctor": ("slurm_gpumem.cli.commands.doctor", "check a running cluster's sharing, like a Nagios check"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, NoReturn, Op
 
 from slurm_gpumem.config.schema import JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.options import (
+from slurm_gpumem.slurm.submit.options import (
     NO_VALUE,
     REQUIRED,
     CommandLine,
@@ -19,7 +19,7 @@ from slurm_gpumem.slurm.options import (
     sbatch_table,
     srun_table,
 )
-from slurm_gpumem.slurm.sbatch import (
+from slurm_gpumem.slurm.submit.sbatch import (
     SALLOC,
     SBATCH,
     SRUN,
@@ -29,7 +29,7 @@ from slurm_gpumem.slurm.sbatch import (
     run_sbatch,
     submit_and_tell,
 )
-from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
+from slurm_gpumem.slurm.submit.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
 from slurm_gpumem.terminal.command import run_command, run_program
@@ -185,7 +185,7 @@ def _go(raw: RawInput) -> int:
         raise UsageError(f"--json prints what was submitted; with {raw.program} it needs --dry-run")
     asked = read_submission(raw._replace(own=OwnOptions(given)))
     if asked.settings.model is not None:
-        from slurm_gpumem.cli.model_option import with_named_model
+        from slurm_gpumem.cli.options.model_option import with_named_model
 
         asked = with_named_model(asked)
     for name in ("explain", "json"):
@@ -241,7 +241,7 @@ def _asked_of_user(asked: Submission, summary: ModelSummary) -> Submission:
 
 def _submit_behind(after: AfterTrace, switches: Switches) -> int:
     """Submit a trace job and, behind it, the job itself, which asks for a whole GPU until it is traced."""
-    from slurm_gpumem.slurm.controller import Controller
+    from slurm_gpumem.slurm.state.controller import Controller
     from slurm_gpumem.submission.job_trace.trace_job import behind, tell_real_job
     from slurm_gpumem.submission.sbatch_call import build_call
 

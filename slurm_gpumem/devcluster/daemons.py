@@ -17,7 +17,7 @@ from slurm_gpumem.devcluster.installation import Installation, find_program
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.errors import DevClusterError
-from slurm_gpumem.slurm.nodes import parse_records
+from slurm_gpumem.slurm.state.nodes import parse_records
 
 _READY_S = 60.0
 _LOG_TAIL = 12

@@ -22,7 +22,7 @@ from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
 from slurm_gpumem.errors import DevClusterError
-from slurm_gpumem.slurm.placement import Placement, placements
+from slurm_gpumem.slurm.state.placement import Placement, placements
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import count

@@ -19,7 +19,7 @@ from slurm_gpumem.files import LockTimeoutError, locked, remove, remove_dead_dra
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, record_name, write_job_record
 from slurm_gpumem.node import records
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.slurm.queue import SlurmJob
+from slurm_gpumem.slurm.state.queue import SlurmJob
 
 _DAY_S = 86_400.0
 _OLDEST_S = 30 * _DAY_S

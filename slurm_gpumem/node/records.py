@@ -27,7 +27,7 @@ from slurm_gpumem.formats.verdicts import (
     SLOT,
 )
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.slurm.queue import SlurmJob
+from slurm_gpumem.slurm.state.queue import SlurmJob
 from slurm_gpumem.slurm.states import REQUEUED
 
 NEAR = 0.9

@@ -21,9 +21,9 @@ from slurm_gpumem.recovery.book import Book
 from slurm_gpumem.recovery.locks import SWEEP, is_due, lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.config_show import Site
-from slurm_gpumem.slurm.controller import Controller
-from slurm_gpumem.slurm.queue import job_name
+from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.state.queue import job_name
 
 PATIENCE_S = 25.0
 """How long a controller that restarts is waited for; less than the shell hook's own limit."""

@@ -14,7 +14,7 @@ from typing import Iterator
 
 from slurm_gpumem.files import read_plain
 from slurm_gpumem.formats.job_record import MAX_BYTES, OVERRUN, BadRecordError, JobRecord, parse_job_record
-from slurm_gpumem.slurm.queue import Job
+from slurm_gpumem.slurm.state.queue import Job
 
 _ROOT = 0
 _CLOSING_S, _PAUSE_S = 3.0, 0.1

@@ -24,11 +24,11 @@ from slurm_gpumem.recovery.proof import records_of_root, was_hit_with_others
 from slurm_gpumem.recovery.refusal import Refusal
 from slurm_gpumem.recovery.slots import BEHIND_OTHERS, next_slot
 from slurm_gpumem.slurm.client import SlurmUnreachableError
-from slurm_gpumem.slurm.config_show import Site
-from slurm_gpumem.slurm.controller import Controller
+from slurm_gpumem.slurm.conf.config_show import Site
 from slurm_gpumem.slurm.gres import held_by
-from slurm_gpumem.slurm.limits import exceeded
-from slurm_gpumem.slurm.queue import Job
+from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.state.limits import exceeded
+from slurm_gpumem.slurm.state.queue import Job
 from slurm_gpumem.submission.share.instances import sizes_beside_instances
 
 _T = TypeVar("_T")

@@ -40,10 +40,10 @@ from slurm_gpumem.recovery.slots import state_of_run
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.node_names import expand_names
-from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
-from slurm_gpumem.slurm.queue import Job, job_name
+from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE
+from slurm_gpumem.slurm.state.queue import Job, job_name
 
 _LOOKS = 3
 """Of the sampler: the fault, the processes gone, and one that was just over."""

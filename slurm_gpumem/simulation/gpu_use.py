@@ -12,7 +12,7 @@ import json
 import zlib
 from typing import Any, Mapping, NamedTuple, Optional
 
-from slurm_gpumem.slurm.history import PastJob
+from slurm_gpumem.slurm.state.history import PastJob
 from slurm_gpumem.utilization.interference import packaged
 
 RECORDS, SLURM, JOBSTATS, ASSUMED = "job records", "gres/gpumem", "jobstats", "assumed"

@@ -19,7 +19,7 @@ from slurm_gpumem.simulation.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.pools import Pool
 from slurm_gpumem.simulation.prior import PRIORS, Prior, draw_load, draw_memory, load_at
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
-from slurm_gpumem.slurm.history import PastJob
+from slurm_gpumem.slurm.state.history import PastJob
 
 ALONE, SHARED, BOUNDED = "whole GPUs", "shared", "shared, bounded"
 REQUEST_MARGIN = 0.2

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.simulation.gpu_use import ASSUMED, SOURCES
 from slurm_gpumem.simulation.what_if import ALONE, BOUNDED, SHARED, GroupGain, Sharing, Totals, WhatIf
-from slurm_gpumem.slurm.history import left_out_text
+from slurm_gpumem.slurm.state.history import left_out_text
 from slurm_gpumem.text import clipped, count
 
 SCHEMA = "gpumem-what-if/1"

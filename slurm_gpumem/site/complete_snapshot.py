@@ -22,7 +22,7 @@ from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.setup.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.queue import newest_end
+from slurm_gpumem.slurm.state.queue import newest_end
 
 CONTROLLER_HOOKS = ("EpilogSlurmctld", "PrologSlurmctld")
 HEARTBEAT = "gpumem-epilog-slurmctld"

@@ -14,7 +14,7 @@ from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.site.mig_listing import Instance, ask_instances
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
-from slurm_gpumem.slurm.nodes import number_of
+from slurm_gpumem.slurm.state.nodes import number_of
 from slurm_gpumem.units import MIB, ceil_div, parse_mib
 
 _DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.setup.slurm_conf import words_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf_file import read_tree
-from slurm_gpumem.slurm.conf_nodes import attributes_of, lines_of
+from slurm_gpumem.slurm.conf.conf_file import read_tree
+from slurm_gpumem.slurm.conf.conf_nodes import attributes_of, lines_of
 from slurm_gpumem.slurm.gres import parse_gres
 
 _LISTS = ("GresTypes", "JobSubmitPlugins")

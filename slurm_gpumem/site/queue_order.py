@@ -15,7 +15,7 @@ from math import ceil
 from typing import Dict, Iterable, Mapping, Optional
 
 from slurm_gpumem.site.setup.slurm_conf import value_of, words_of
-from slurm_gpumem.slurm.queue import seconds_of
+from slurm_gpumem.slurm.state.queue import seconds_of
 
 WORD = "bf_min_prio_reserve"
 WINDOW = "bf_window"

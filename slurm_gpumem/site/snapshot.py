@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
+from slurm_gpumem.accounting.index.sums import Offset
 from slurm_gpumem.accounting.store import estimate_offsets
-from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
@@ -19,12 +19,12 @@ from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.doctor.hosts import HostReport
 from slurm_gpumem.site.doctor.lua_report import LuaReport, try_lua
 from slurm_gpumem.site.nodes import CudaContext, context_in_table
-from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
-from slurm_gpumem.slurm.conf_file import Where, read_from_disk
-from slurm_gpumem.slurm.config_show import show_config, version_of
-from slurm_gpumem.slurm.nodes import Record, ask_nodes, ask_partitions
-from slurm_gpumem.slurm.sacctmgr import Limit, ask_limits
+from slurm_gpumem.slurm.conf.conf_file import Where, read_from_disk
+from slurm_gpumem.slurm.conf.config_show import show_config, version_of
+from slurm_gpumem.slurm.state import queue
+from slurm_gpumem.slurm.state.nodes import Record, ask_nodes, ask_partitions
+from slurm_gpumem.slurm.state.sacctmgr import Limit, ask_limits
 
 FILES = ("slurm.conf", "gres.conf", "job_submit.lua", *LUA_FILES, "gpumem_site.lua", "gpumem.toml")
 INCLUDES_FROM_CONF: Version = (23, 2, 0)

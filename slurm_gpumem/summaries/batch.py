@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Optional, Sequence
 
-from slurm_gpumem.summaries.rows import Row
+from slurm_gpumem.summaries.parsers.rows import Row
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Shape, depends_on_batch
 
 _MANY = 4

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any, List, Optional
 
 from slurm_gpumem.summaries.formats import DOCUMENT, TABLE, TREE, Format, detected, looks_like_row
-from slurm_gpumem.summaries.tables import Table, bound_table, find_headers, find_stop
-from slurm_gpumem.summaries.text import clean_lines, strip_prefix
+from slurm_gpumem.summaries.parsers.tables import Table, bound_table, find_headers, find_stop
+from slurm_gpumem.summaries.parsers.text import clean_lines, strip_prefix
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, ModelSummary
 
 _SAMPLE = 60
@@ -36,7 +36,7 @@ def parse(text: str, *, origin: str) -> ModelSummary:
 
 
 def _parser(row: Format) -> Any:
-    return import_module(f"slurm_gpumem.summaries.{row.parser}")
+    return import_module(f"slurm_gpumem.summaries.parsers.{row.parser}")
 
 
 def _parse_tables(lines: List[str]) -> Optional[ModelSummary]:

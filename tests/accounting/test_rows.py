@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.accounting.rows import recipe_of, rest_of, run_from, short_gpu_name, split_parts
+from slurm_gpumem.accounting.index.rows import recipe_of, rest_of, run_from, short_gpu_name, split_parts
 from slurm_gpumem.formats.job_record import BadRecordError, job_record_from, parse_job_record
 from tests.accounting.job_records import record
 from tests.formats.any_json import JSON

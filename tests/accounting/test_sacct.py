@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.accounting import sacct
 from slurm_gpumem.slurm.client import SlurmMissingError
-from slurm_gpumem.slurm.sacct import parse_runs
+from slurm_gpumem.slurm.state.sacct import parse_runs
 from tests.accounting.job_records import DAY, NOON, opened, record, write
 from tests.support.fake_slurm import FakeSlurm
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.accounting.sums import percentiles
+from slurm_gpumem.accounting.index.sums import percentiles
 from slurm_gpumem.accounting.types import GROUPS, Filters
 from slurm_gpumem.report.job import detail_json, job_lines
 from tests.accounting.job_records import DAY, NOON, UUID, opened, record, write
@@ -46,7 +46,7 @@ def test_a_requeued_job_is_one_row_with_all_its_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("late", [False, True], ids=["the node knew", "only Slurm knew"])
 def test_an_error_in_the_log_of_a_job_that_succeeds_is_no_out_of_memory(tmp_path: Path, late: bool) -> None:
     from slurm_gpumem.accounting import sacct
-    from slurm_gpumem.slurm.sacct import SlurmRow
+    from slurm_gpumem.slurm.state.sacct import SlurmRow
 
     known = {"state": None, "exit_code": None} if late else {"state": None, "exit_code": 0}
     write(tmp_path / "spool", record(1, verdict="oom", **known))

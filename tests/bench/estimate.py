@@ -53,7 +53,7 @@ def measured(count: int, folder: Path) -> Iterator[Subject]:
     from lab.places import GROUND_TRUTH, HANDWRITTEN
     from slurm_gpumem.estimators.known.recognize import with_stored_trace
     from slurm_gpumem.summaries.input_shape import shape_words
-    from slurm_gpumem.summaries.own import to_json
+    from slurm_gpumem.summaries.parsers.own import to_json
     from slurm_gpumem.summaries.reader import read_summary
 
     for data in (GROUND_TRUTH, HANDWRITTEN):

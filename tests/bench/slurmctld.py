@@ -23,7 +23,7 @@ from typing import Dict, List, Sequence, Set, Tuple
 
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
-from slurm_gpumem.slurm.queue import slurm_job_command
+from slurm_gpumem.slurm.state.queue import slurm_job_command
 
 SHORT = 100
 AT_A_TIME = 20

@@ -21,7 +21,7 @@ import torch
 
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.tracing.live_model.loop import Inputs
 from slurm_gpumem.tracing.live_model.trace_model import summarize
 

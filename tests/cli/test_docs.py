@@ -14,7 +14,7 @@ from typing import Iterator, List
 import pytest
 
 import slurm_gpumem
-from slurm_gpumem.cli.docs import readable
+from slurm_gpumem.cli.commands.docs import readable
 from slurm_gpumem.cli.gpumem import main
 
 PACKAGE = Path(slurm_gpumem.__file__).parent

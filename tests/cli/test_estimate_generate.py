@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.cli import estimate
+from slurm_gpumem.cli.commands import estimate
 from slurm_gpumem.errors import GpumemError
 from tests.support.generating_library import LIBRARY
 from tests.support.needs import needs_torch

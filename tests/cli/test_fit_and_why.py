@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.parsers.own import to_json
 from tests.estimators.explain.small_trace import small_summary
 from tests.support.in_process import call_gpumem
 

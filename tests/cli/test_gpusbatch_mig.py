@@ -13,8 +13,8 @@ from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.client import parse_version
-from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
-from slurm_gpumem.slurm.placement import placements
+from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE
+from slurm_gpumem.slurm.state.placement import placements
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.utilization.predict import estimate_with_utilization
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.summaries.own import save_summary
+from slurm_gpumem.summaries.parsers.own import save_summary
 from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 

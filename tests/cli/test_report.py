@@ -16,14 +16,14 @@ from typing import Any, Callable, List, Tuple
 import pytest
 
 from slurm_gpumem.accounting import sacct
-from slurm_gpumem.accounting.readers import allow
+from slurm_gpumem.accounting.gather.readers import allow
 from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.report import fields
 from slurm_gpumem.report.listing import TableStyle, table_lines
 from slurm_gpumem.report.times import parse_time
-from slurm_gpumem.slurm.sacct import parse_runs
+from slurm_gpumem.slurm.state.sacct import parse_runs
 from tests.accounting.job_records import record, write
 from tests.accounting.made_jobs import job
 from tests.support.no_slurm import without_slurm

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.parsers.own import to_json
 from tests.estimators.explain.small_trace import small_summary
 from tests.support.needs import needs_torch
 

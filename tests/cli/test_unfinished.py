@@ -9,7 +9,7 @@ import pytest
 
 from slurm_gpumem.cli.gpusbatch import _asked_of_user
 from slurm_gpumem.config.load import Config, TraceSettings
-from slurm_gpumem.slurm.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.submit.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.submission import RawInput, read_submission
 from slurm_gpumem.summaries.reader import read_summary

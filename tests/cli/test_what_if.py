@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.slurm.history import FIELDS
+from slurm_gpumem.slurm.state.history import FIELDS
 from tests.support.waiting import until
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from slurm_gpumem.estimators.traced.replay import replay
-from slurm_gpumem.summaries.own import trace_content, trace_of
+from slurm_gpumem.summaries.parsers.own import trace_content, trace_of
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 
 _MIB = 1 << 20

@@ -7,7 +7,7 @@ from typing import Any, List, Optional
 
 import pytest
 
-from slurm_gpumem.accounting.record_files import RECORD_NAME
+from slurm_gpumem.accounting.gather.record_files import RECORD_NAME
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import (
@@ -24,7 +24,7 @@ from slurm_gpumem.node.jobs import NodeJob, valid_job_id
 from slurm_gpumem.node.mps.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.sampler.policy import Watch
 from slurm_gpumem.node.sampler.usage import GpuUsage, JobUsage, Stretch, usage_from
-from slurm_gpumem.slurm.queue import JOB_NAME, SlurmJob
+from slurm_gpumem.slurm.state.queue import JOB_NAME, SlurmJob
 from tests.node.conftest import REPOSITORY, Node
 
 JOB = NodeJob(

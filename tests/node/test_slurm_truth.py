@@ -11,7 +11,7 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.node.sampler import slurm_check
 from slurm_gpumem.node.sampler.slurm_check import Answer, SlurmTruth
-from slurm_gpumem.slurm.queue import SlurmJob
+from slurm_gpumem.slurm.state.queue import SlurmJob
 from tests.support.waiting import until
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import default_nodes
-from slurm_gpumem.slurm.config_show import parse_config
+from slurm_gpumem.slurm.conf.config_show import parse_config
 from tests.recovery.conftest import OOM, Site, hurried, make_site, needs_root
 
 pytestmark = [

@@ -7,13 +7,13 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
-from slurm_gpumem.accounting.rows import run_from
+from slurm_gpumem.accounting.index.rows import run_from
 from slurm_gpumem.accounting.types import INSTANCE
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.formats.job_record import MIG, parse_job_record
 from slurm_gpumem.node.gpus import standin_uuid
-from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
+from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE
 from tests.recovery.conftest import Site, hurried, make_site, needs_root
 from tests.support.slurm_jobs import hold_until
 from tests.support.waiting import until

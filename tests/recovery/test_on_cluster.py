@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, write_job_record
-from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
+from slurm_gpumem.slurm.state.nodes import WHOLE_GPU_BESIDE_SHARDS
 from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
 from tests.support.waiting import until
 

@@ -9,7 +9,7 @@ import pytest
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.slurm.client import parse_version
-from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
+from slurm_gpumem.slurm.state.queue import REQUEUED_IN_GRACE_TIME
 from tests.recovery.conftest import Site, hurried, make_site, needs_root
 from tests.recovery.test_preemption import USER_SIGNAL
 from tests.recovery.test_slots import RECORD, program, steps, submit

@@ -20,9 +20,9 @@ from slurm_gpumem.recovery import proof
 from slurm_gpumem.recovery.book import FOLDER_NAME, Book
 from slurm_gpumem.recovery.locks import lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
-from slurm_gpumem.slurm.config_show import Site
-from slurm_gpumem.slurm.controller import Controller
-from slurm_gpumem.slurm.queue import REQUEUED_HELD, Job
+from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.state.queue import REQUEUED_HELD, Job
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.squeue import squeue_line
 

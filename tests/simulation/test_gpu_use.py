@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.simulation.gpu_use import JOBSTATS, RECORDS, SLURM, GpuUse, gpu_use, read_jobstats
-from slurm_gpumem.slurm.history import PastJob
+from slurm_gpumem.slurm.state.history import PastJob
 from slurm_gpumem.utilization.interference import packaged
 
 JOB = PastJob("7", "anna", "gpu", 0, 1, 2, 0, ("n1",), 1, None, None, None, "")

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import pytest
 
-from slurm_gpumem.accounting.sums import Offset
+from slurm_gpumem.accounting.index.sums import Offset
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.schema import SECTIONS
@@ -19,8 +19,8 @@ from slurm_gpumem.site.doctor.hosts import HostReport
 from slurm_gpumem.site.doctor.lua_report import LuaContext, LuaReport
 from slurm_gpumem.site.nodes import CudaContext
 from slurm_gpumem.site.snapshot import Heartbeat, Snapshot, gather
-from slurm_gpumem.slurm.queue import EndedJob, QueuedJob
-from slurm_gpumem.slurm.sacctmgr import Limit
+from slurm_gpumem.slurm.state.queue import EndedJob, QueuedJob
+from slurm_gpumem.slurm.state.sacctmgr import Limit
 from tests.support.fake_slurm import FakeSlurm
 
 NODE = {

@@ -8,8 +8,8 @@ from typing import Callable, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.background import Background, Reply
 from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.state.background import Background, Reply
 
 Programs = Callable[..., Background]
 
@@ -57,7 +57,7 @@ def test_a_command_that_is_missing_has_no_answer(programs: Programs) -> None:
 
 
 def test_a_question_that_hangs_is_given_up(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_gpumem.slurm.background._TIMEOUT_S", 0.05)
+    monkeypatch.setattr("slurm_gpumem.slurm.state.background._TIMEOUT_S", 0.05)
     slurm = programs(squeue="exec sleep 600")
     slurm.ask(["squeue"])
     assert answer(slurm) is None
@@ -67,7 +67,7 @@ def test_a_question_that_hangs_is_given_up(programs: Programs, monkeypatch: pyte
 def test_orders_are_carried_out_before_the_end(
     programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_gpumem.slurm.background._CLOSE_S", 60.0)
+    monkeypatch.setattr("slurm_gpumem.slurm.state.background._CLOSE_S", 60.0)
     slurm = programs(scancel='echo "cancel $@" >>"$OUT/log"', scontrol='echo "$@" >>"$OUT/log"')
     slurm.warn(7, "too much memory")
     slurm.cancel(7)

@@ -6,9 +6,9 @@ from typing import Dict, Optional, Sequence
 
 import pytest
 
-from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
-from slurm_gpumem.slurm.options import read_command_line, sbatch_table
-from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.slurm.submit.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
+from slurm_gpumem.slurm.submit.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.submit.script import BatchScript
 
 TABLE = sbatch_table()
 

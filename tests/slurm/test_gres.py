@@ -12,9 +12,9 @@ from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import Held, held_by, parse_gpus, parse_gres, replaced, shares, units_by_type
-from slurm_gpumem.slurm.nodes import units_in_partitions
-from slurm_gpumem.slurm.placement import Placement, placements
-from slurm_gpumem.slurm.queue import find_job, parse_slurm_job, slurm_job_command
+from slurm_gpumem.slurm.state.nodes import units_in_partitions
+from slurm_gpumem.slurm.state.placement import Placement, placements
+from slurm_gpumem.slurm.state.queue import find_job, parse_slurm_job, slurm_job_command
 
 
 @pytest.mark.parametrize(

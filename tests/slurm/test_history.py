@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.history import (
+from slurm_gpumem.slurm.state.history import (
     ABSURD,
     AHEAD,
     CUT_OFF,

@@ -6,8 +6,8 @@ from typing import Dict, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.limits import JobLimits, TresLimit, exceeded
-from slurm_gpumem.slurm.queue import Job
+from slurm_gpumem.slurm.state.limits import JobLimits, TresLimit, exceeded
+from slurm_gpumem.slurm.state.queue import Job
 from tests.support.fake_slurm import FakeSlurm
 
 JOB = Job(

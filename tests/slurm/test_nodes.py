@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.slurm import nodes as discovering
 from slurm_gpumem.slurm.client import SlurmMissingError, SlurmUnreachableError
-from slurm_gpumem.slurm.nodes import (
+from slurm_gpumem.slurm.state import nodes as discovering
+from slurm_gpumem.slurm.state.nodes import (
     Cluster,
     cluster_of,
     discover_cluster,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.slurm.placement import Placement, placements
+from slurm_gpumem.slurm.state.placement import Placement, placements
 
 
 def job_text(gres: str, nodes: str = "n1") -> str:

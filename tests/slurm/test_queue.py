@@ -6,8 +6,8 @@ from typing import Dict, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.controller import Controller
-from slurm_gpumem.slurm.queue import (
+from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.state.queue import (
     SlurmJob,
     find_job,
     in_grace_time,

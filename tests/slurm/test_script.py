@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.slurm.options import sbatch_table
-from slurm_gpumem.slurm.script import BatchScript, ScriptError, check_script, read_script
+from slurm_gpumem.slurm.submit.options import sbatch_table
+from slurm_gpumem.slurm.submit.script import BatchScript, ScriptError, check_script, read_script
 
 TABLE = sbatch_table()
 
@@ -73,7 +73,7 @@ def test_a_script_without_them_is_returned_as_it_is() -> None:
 )
 def test_a_rewritten_value_means_what_it_meant(value: str) -> None:
     """Through quoting and reading again, whatever the comment is."""
-    from slurm_gpumem.slurm.script import _quote, _split
+    from slurm_gpumem.slurm.submit.script import _quote, _split
 
     assert _split(" " + _quote(f"--comment={value}")) == [f"--comment={value}"]
 
@@ -123,7 +123,7 @@ def test_a_bare_name_is_sought_here_and_then_on_the_path(
     "value", ["plain", "two words", "it's", 'say "hi"', "back\\slash", "$(touch x)", "a#b", "ünïcode"]
 )
 def test_sbatch_reads_a_rewritten_line_as_we_do(cluster: Any, tmp_path: Path, value: str) -> None:
-    from slurm_gpumem.slurm.script import _quote
+    from slurm_gpumem.slurm.submit.script import _quote
 
     path = tmp_path / "job.sh"
     path.write_text(f"#!/bin/sh\n#SBATCH {_quote(f'--comment={value}')}\ntrue\n")

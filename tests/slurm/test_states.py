@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import slurm_gpumem
-from slurm_gpumem.slurm.queue import SlurmJob
+from slurm_gpumem.slurm.state.queue import SlurmJob
 from slurm_gpumem.slurm.states import CODES, FINAL, WAITING
 
 PACKAGE = Path(slurm_gpumem.__file__).parent

@@ -14,8 +14,8 @@ from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, UsageError
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.report.submission import submission_json, submission_line
-from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
-from slurm_gpumem.slurm.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
+from slurm_gpumem.slurm.submit.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import decide
 from slurm_gpumem.submission.decision import decision_of

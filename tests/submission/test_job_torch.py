@@ -7,8 +7,8 @@ from typing import Dict, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.gpu_options import OptionValue, Wishes
-from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.slurm.submit.gpu_options import OptionValue, Wishes
+from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.job.job_torch import torch_of_job
 
 WHEEL = "__version__ = '2.6.0+cu124'\ndebug = False\ncuda: Optional[str] = '12.4'\ngit_version = 'x'\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slurm_gpumem.config.load import Config
-from slurm_gpumem.slurm.gpu_options import OptionValue, Wishes
-from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.slurm.submit.gpu_options import OptionValue, Wishes
+from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.job.job_variables import job_environment
 from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
 

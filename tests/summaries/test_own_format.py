@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.trace_types import (
     Convolution,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_gpumem.slurm.queue import Job
+from slurm_gpumem.slurm.state.queue import Job
 
 _WIDTHS = (32, 16, 40, 8, 8, 8, 12, 12, 24, 16, 16, 64, 128, 128, 8, 16, 16, 16, 400, 400, 1100)
 

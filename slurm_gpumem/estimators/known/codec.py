@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.summaries.own import trace_content, trace_of
+from slurm_gpumem.summaries.parsers.own import trace_content, trace_of
 from slurm_gpumem.summaries.trace_types import CATEGORIES, Kernel, Site, Trace, TracedJob
 
 _OPTIMIZER = "optimizer"

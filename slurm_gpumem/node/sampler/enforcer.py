@@ -27,7 +27,7 @@ from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import JobUsage
 from slurm_gpumem.node.sources.base import GpuProcess
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.config_show import kill_wait_s
+from slurm_gpumem.slurm.conf.config_show import kill_wait_s
 
 _OVERRUN, _ENDING = "overrun", "ending"
 _KILL_AFTER_S = 3.0

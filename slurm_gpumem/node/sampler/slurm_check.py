@@ -11,9 +11,9 @@ import time
 from typing import Dict, Mapping, NamedTuple, Optional
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.slurm.background import Background
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.queue import SlurmJob, is_unknown_job, parse_slurm_job, slurm_job_command
+from slurm_gpumem.slurm.state.background import Background
+from slurm_gpumem.slurm.state.queue import SlurmJob, is_unknown_job, parse_slurm_job, slurm_job_command
 
 _QUICK_S = 0.5
 _PART_OF_TIME = 20

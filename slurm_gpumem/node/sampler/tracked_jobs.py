@@ -19,7 +19,7 @@ from slurm_gpumem.node.record_store import RecordStore
 from slurm_gpumem.node.sampler.exporter import Exporter
 from slurm_gpumem.node.sampler.slurm_check import Answer, SlurmTruth
 from slurm_gpumem.node.sampler.usage import JobUsage
-from slurm_gpumem.slurm.queue import SlurmJob
+from slurm_gpumem.slurm.state.queue import SlurmJob
 
 _SWEEP_AFTER_S = 2.0
 """Slurm knows a job before its prolog runs: only a question asked this long after that counts against it."""

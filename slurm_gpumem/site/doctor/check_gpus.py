@@ -20,7 +20,7 @@ from slurm_gpumem.site.setup.slurm_conf import (
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import Entry, parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
-from slurm_gpumem.slurm.nodes import (
+from slurm_gpumem.slurm.state.nodes import (
     SHARES_WITHOUT_TYPE_BESIDE_INSTANCES,
     WHOLE_GPU_BESIDE_SHARDS,
     gives_whole_nodes,

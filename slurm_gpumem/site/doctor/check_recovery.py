@@ -8,7 +8,7 @@ from typing import Iterator
 from slurm_gpumem.site.doctor.findings import Finding, critical, note, warning
 from slurm_gpumem.site.setup.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.queue import REQUEUED_IN_GRACE_TIME
+from slurm_gpumem.slurm.state.queue import REQUEUED_IN_GRACE_TIME
 
 _KILL_WAIT_S = 30
 _ONCE_AGAIN = (26, 5, 5)

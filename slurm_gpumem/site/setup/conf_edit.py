@@ -6,8 +6,8 @@ import re
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.conf_file import Edit, Statement, Where, apply, read_tree
-from slurm_gpumem.slurm.conf_nodes import Line, lines_of
+from slurm_gpumem.slurm.conf.conf_file import Edit, Statement, Where, apply, read_tree
+from slurm_gpumem.slurm.conf.conf_nodes import Line, lines_of
 from slurm_gpumem.slurm.gres import GPU_GRES
 from slurm_gpumem.slurm.node_names import fold_names
 

@@ -10,7 +10,7 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.setup.plan import LEVEL, PACK, SPREAD, SitePlan
 from slurm_gpumem.slurm.gres import gres_word
-from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
+from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _RECOVERY = """\
 [recovery]  # of jobs that run out of GPU memory; gpumem docs recovery

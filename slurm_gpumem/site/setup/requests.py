@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.slurm.gres import gres_word, parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
-from slurm_gpumem.slurm.nodes import Record, gives_whole_nodes, number_of
+from slurm_gpumem.slurm.state.nodes import Record, gives_whole_nodes, number_of
 
 MOST_NODES = 24
 """Daemons that a trial starts at most."""

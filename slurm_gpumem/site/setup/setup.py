@@ -47,7 +47,7 @@ from slurm_gpumem.site.setup.slurm_conf import (
 )
 from slurm_gpumem.site.setup.unknown_share import unknown_share
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf_file import Where
+from slurm_gpumem.slurm.conf.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 HOOKS = "gpumem"

@@ -19,7 +19,7 @@ from slurm_gpumem.site.setup.slurm_conf import (
     without_time_limit,
 )
 from slurm_gpumem.slurm.node_names import fold_names
-from slurm_gpumem.slurm.nodes import Record
+from slurm_gpumem.slurm.state.nodes import Record
 
 HOOKS_FOLDER = "/etc/slurm/gpumem"
 _CHAINED = {

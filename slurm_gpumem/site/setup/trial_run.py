@@ -23,11 +23,11 @@ from slurm_gpumem.site.setup.requests import (
 from slurm_gpumem.site.setup.setup import Proposal
 from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf_file import read_tree
-from slurm_gpumem.slurm.conf_nodes import attributes_of, lines_of
+from slurm_gpumem.slurm.conf.conf_file import read_tree
+from slurm_gpumem.slurm.conf.conf_nodes import attributes_of, lines_of
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
-from slurm_gpumem.slurm.nodes import Record
+from slurm_gpumem.slurm.state.nodes import Record
 
 Answers = Dict[Request, Answer]
 

@@ -12,8 +12,8 @@ import os
 import re
 from typing import Mapping, Optional, Tuple
 
-from slurm_gpumem.slurm.gpu_options import Wishes
-from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.slurm.submit.gpu_options import Wishes
+from slurm_gpumem.slurm.submit.script import BatchScript
 
 _ACTIVATES = re.compile(r"(?:^|[;&|]\s*)(?:source|\.)\s+(\S+)/bin/activate[\"']?(?=[\s;&|]|$)")
 _CONDA = re.compile(r"(?:^|[;&|]\s*)(?:conda|mamba|micromamba)\s+activate\s+([^\s;&|]+)")

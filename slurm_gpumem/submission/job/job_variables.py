@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 if TYPE_CHECKING:
-    from slurm_gpumem.slurm.gpu_options import Wishes
-    from slurm_gpumem.slurm.script import BatchScript
+    from slurm_gpumem.slurm.submit.gpu_options import Wishes
+    from slurm_gpumem.slurm.submit.script import BatchScript
 
 VARIABLES = {
     "PYTORCH_CUDA_ALLOC_CONF": "alloc-conf",

@@ -6,7 +6,7 @@ import re
 from typing import Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.gpu_options import nodes_of
+from slurm_gpumem.slurm.submit.gpu_options import nodes_of
 from slurm_gpumem.submission.submission import Submission
 
 _LAUNCHERS = {

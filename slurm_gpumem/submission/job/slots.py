@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Mapping, Optional
 
 from slurm_gpumem.errors import SlurmError, UsageError
-from slurm_gpumem.slurm.sbatch import SBATCH
+from slurm_gpumem.slurm.submit.sbatch import SBATCH
 from slurm_gpumem.units import seconds_text
 
 if TYPE_CHECKING:

@@ -9,8 +9,13 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.estimators.types import Gpu
-from slurm_gpumem.slurm.gpu_options import Wishes
-from slurm_gpumem.slurm.job_environment import ArrayTask, gpus_on_node, job_environment, working_directory
+from slurm_gpumem.slurm.submit.gpu_options import Wishes
+from slurm_gpumem.slurm.submit.job_environment import (
+    ArrayTask,
+    gpus_on_node,
+    job_environment,
+    working_directory,
+)
 from slurm_gpumem.submission.job_trace import stubs
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.messages import Advice

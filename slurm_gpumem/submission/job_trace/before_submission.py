@@ -9,10 +9,10 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import NotEstimatedError, TargetError, UsageError
 from slurm_gpumem.estimators.types import Gpu
-from slurm_gpumem.slurm.arrays import array_tasks
-from slurm_gpumem.slurm.job_environment import ArrayTask
-from slurm_gpumem.slurm.sbatch import SALLOC, SBATCH
-from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.slurm.submit.arrays import array_tasks
+from slurm_gpumem.slurm.submit.job_environment import ArrayTask
+from slurm_gpumem.slurm.submit.sbatch import SALLOC, SBATCH
+from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import find_candidates
 from slurm_gpumem.submission.job.sharded_jobs import why_not_estimated
 from slurm_gpumem.submission.job_trace import cache

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.controller import Controller
-from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
-from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.submit.sbatch import SBATCH, SbatchCall
+from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.needs import estimate_needs
 from slurm_gpumem.submission.plan import Plan

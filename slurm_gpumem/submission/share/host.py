@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.formats.remembered import CpuRun
-from slurm_gpumem.slurm.gpu_options import Wishes, nodes_of, tasks_on_node
+from slurm_gpumem.slurm.submit.gpu_options import Wishes, nodes_of, tasks_on_node
 from slurm_gpumem.submission.share.request import GpuKind, GpuRequest
 
 _CPU_OPTIONS = ("cpus-per-task", "mincpus")

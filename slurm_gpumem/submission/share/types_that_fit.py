@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.slurm.nodes import GpuNodes
+from slurm_gpumem.slurm.state.nodes import GpuNodes
 from slurm_gpumem.submission.share.request import GpuKind, Need
 
 _TYPES_NAMED = 3

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Tuple
 
 import torch
 
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
 from slurm_gpumem.tracing.cuda.substitutes import cuda_substitutes

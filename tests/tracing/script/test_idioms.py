@@ -10,7 +10,7 @@ from typing import Dict, Iterator, List
 import pytest
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.summaries.trace_types import Site, Trace
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch

@@ -72,7 +72,8 @@ def test_a_short_last_batch_does_no_more_than_others(tmp_path: Path) -> None:
 
 
 def test_what_is_advised_are_options_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    from slurm_gpumem.cli import gpusbatch, trace
+    from slurm_gpumem.cli import gpusbatch
+    from slurm_gpumem.cli.commands import trace
 
     ours, _, gpusbatchs = hints.LONGER.partition("gpusbatch: ")
     helped = [(gpusbatchs, gpusbatch.USAGE), (hints.MEASURED, gpusbatch.USAGE)]

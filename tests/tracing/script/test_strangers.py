@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.estimators.traced.replay import replay
-from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from slurm_gpumem.units import MIB
 from tests.support.needs import needs_torch

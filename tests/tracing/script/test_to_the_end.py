@@ -11,7 +11,7 @@ from typing import Dict, Iterator, Tuple, cast
 
 import pytest
 
-from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand

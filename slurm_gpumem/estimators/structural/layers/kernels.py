@@ -6,7 +6,7 @@ from functools import lru_cache
 from math import isqrt, prod
 from typing import Iterator, Optional, Tuple
 
-from slurm_gpumem.summaries.flow import longest_kernel
+from slurm_gpumem.summaries.parsers.flow import longest_kernel
 from slurm_gpumem.summaries.types import Layer, Shape
 
 _USUAL_TAPS = {3: (3, 1, 5, 7, 9), 4: (9, 1, 25, 49), 5: (27, 1, 9, 3, 125)}

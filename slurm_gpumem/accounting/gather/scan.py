@@ -1,0 +1,170 @@
+"""What is new in the store's folders, found without opening a file.
+
+A folder whose time has not changed has nothing new; a record of a job that ended a while ago does not change
+any more; a scan that took long is not repeated soon.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.accounting.gather.record_files import RECORD_NAME, why_distrusted
+from slurm_gpumem.formats.job_record import record_name
+
+_GRAIN_NS = 2_000_000_000
+"""A folder's time may stand still for changes within the clock's own grain."""
+_BOOK_QUIET_S = 40 * 86_400.0
+"""A book is written for a month; one that has been still for longer is not checked."""
+_REST_TIMES = 20.0
+"""A scan that took a second is not repeated within this many seconds."""
+_SHORT_S = 0.5
+"""One that took no longer than this is repeated whenever somebody asks."""
+
+
+class FolderChanges(NamedTuple):
+    """What is to be read in one folder."""
+
+    path: str
+    number: int
+    """In the table of folders."""
+    owner: int
+    """Whose files in it count."""
+    names: Sequence[str]
+    """Records that are new or may have changed."""
+    books: Sequence[str]
+
+
+class Scanner:
+    """Scans folders and remembers in the index when it did."""
+
+    def __init__(self, connection: sqlite3.Connection, *, force: bool = False) -> None:
+        self._db = connection
+        self._force = force
+        self._unsettled = self._read_unsettled()
+
+    def scan(self, folders: Iterable[str]) -> List[FolderChanges]:
+        """What is new in these folders and in those one level below them."""
+        changes = []
+        for folder in dict.fromkeys(folders):
+            top = self._scan_folder(folder)
+            if top is None:
+                continue
+            changes.append(top)
+            prefix = folder.rstrip("/") + "/"
+            rows = self._db.execute(
+                "SELECT path FROM folder WHERE path > ? AND path < ?", (prefix, prefix[:-1] + "0")
+            )
+            for (path,) in rows.fetchall():
+                below = self._scan_folder(path, top.owner)
+                changes += [] if below is None else [below]
+        return [found for found in changes if found.names or found.books]
+
+    def _scan_folder(self, path: str, top_owner: Optional[int] = None) -> Optional[FolderChanges]:
+        """What is new there; None where nothing is believed. Without `top_owner` it is a top folder."""
+        self._db.execute("INSERT OR IGNORE INTO folder (path) VALUES (?)", (path,))
+        number, stamp, looked, took = self._db.execute(
+            "SELECT id, stamp, coalesce(looked, 0), coalesce(took, 0) FROM folder WHERE path = ?", (path,)
+        ).fetchone()
+        unsettled = self._unsettled.get(number, [])
+        try:
+            # The site's own path may be a link; below it none was taken for a folder.
+            about = os.stat(path, follow_symlinks=top_owner is None)
+        except OSError:
+            return None
+        why = why_distrusted(about, top_owner)
+        self._db.execute("DELETE FROM bad WHERE path = ?", (path,))
+        if why:
+            self._db.execute("INSERT INTO bad VALUES (?, ?, 1)", (path, why))
+            return None
+        now, owner = about.st_mtime_ns, about.st_uid
+        # abs: a look in the future was before the clock was set back.
+        rested = took <= _SHORT_S or abs(time.time() - looked) > _REST_TIMES * took or self._force
+        if now == stamp or not rested:
+            return FolderChanges(path, number, owner, unsettled, self._open_books(path))
+        began = time.monotonic()
+        names, books, folders = _entries(path)
+        self._forget_bad(path, frozenset((*names, *books)))
+        if top_owner is None:
+            self._db.executemany(
+                "INSERT OR IGNORE INTO folder (path) VALUES (?)", [(name,) for name in folders]
+            )
+        fresh = [*unsettled, *self._unknown(number, names, frozenset(unsettled))]
+        # A change in the clock's last grain could be missed: then scan again next time.
+        settled = time.time_ns() - now > _GRAIN_NS
+        self._db.execute(
+            "UPDATE folder SET owner = ?, stamp = ?, looked = ?, took = ? WHERE id = ?",
+            (owner, now if settled else None, time.time(), time.monotonic() - began, number),
+        )
+        return FolderChanges(path, number, owner, fresh, sorted({*books, *self._open_books(path)}))
+
+    def _forget_bad(self, path: str, present: frozenset[str]) -> None:
+        """What could not be used and is gone now need not be looked for any more."""
+        rows = self._db.execute("SELECT path FROM bad WHERE path > ? AND path < ?", (path + "/", path + "0"))
+        names = [found[len(path) + 1 :] for (found,) in rows]
+        gone = [(f"{path}/{name}",) for name in names if "/" not in name and name not in present]
+        self._db.executemany("DELETE FROM bad WHERE path = ?", gone)
+
+    def _read_unsettled(self) -> Dict[int, List[str]]:
+        """By folder, the records that may still change: off their own small index, once for all folders."""
+        rows = self._db.execute(
+            "SELECT folder, job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
+            "WHERE settled = 0"
+        )
+        found: Dict[int, Dict[str, None]] = {}
+        for folder, job_id, restarts, node in rows:
+            found.setdefault(folder, {})[record_name(job_id, restarts, node)] = None
+        return {folder: list(names) for folder, names in found.items()}
+
+    def _open_books(self, path: str) -> List[str]:
+        since = time.time() - _BOOK_QUIET_S
+        rows = self._db.execute(
+            "SELECT path FROM book WHERE path > ? AND path < ? AND grown > ?", (path + "/", path + "0", since)
+        )
+        return [name for (found,) in rows if "/" not in (name := found[len(path) + 1 :])]
+
+    def _unknown(self, folder: int, names: Sequence[str], besides: frozenset[str]) -> List[str]:
+        """Names whose records the index does not have from this folder; those never change again.
+
+        By the folder, for no name says whose job it is: of another folder it could be another user's.
+        """
+        found = []
+        for name in names:
+            match = RECORD_NAME.fullmatch(name)
+            if match is None or name in besides:
+                continue
+            if not self._is_known(int(match[1]), int(match[2]), match[3], folder):
+                found.append(name)
+        # In order of the jobs: their files were made, and their rows come to lie, in about that order.
+        found.sort(key=lambda name: int(name[: name.index(".")]))
+        return found
+
+    def _is_known(self, job_id: int, restarts: int, node: str, folder: int) -> bool:
+        return (
+            self._db.execute(
+                "SELECT 1 FROM job JOIN word ON word.id = job.node "
+                "WHERE job_id = ? AND restarts = ? AND word.text = ? AND folder = ?",
+                (job_id, restarts, node, folder),
+            ).fetchone()
+            is not None
+        )
+
+
+def _entries(path: str) -> Tuple[List[str], List[str], List[str]]:
+    """Records, books and folders in a folder; nothing when it cannot be read."""
+    names, books, folders = [], [], []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.endswith(".json"):
+                    names.append(name)
+                elif name.endswith(".jsonl"):
+                    books.append(name)
+                elif name[0] != "." and entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    except OSError:
+        return [], [], []
+    return names, books, folders

@@ -1,0 +1,1 @@
+"""The index of job records: its tables, rows and sums."""

@@ -1,0 +1,1 @@
+"""Slurm's configuration: its files, and what the running controller has of them."""

@@ -1,0 +1,1 @@
+"""What Slurm knows: jobs, nodes, limits, placement, accounting; asked by its commands."""

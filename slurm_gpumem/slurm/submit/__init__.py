@@ -1,0 +1,1 @@
+"""What somebody submits: scripts, directives, options, and the call of sbatch."""

@@ -1,0 +1,195 @@
+"""What a job asks of Slurm, put together from the command line, the environment and the script.
+
+sbatch lets the command line win over SBATCH_* variables, and those over #SBATCH lines.
+From that follow the GPUs a job wants and whether it can live with a part of one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.slurm.gres import GPU_GRES, parse_gpus, parse_gres
+from slurm_gpumem.slurm.submit.options import Option
+from slurm_gpumem.slurm.submit.script import BatchScript
+from slurm_gpumem.units import ceil_div
+
+REPLACED = frozenset(
+    {
+        "gres",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-socket",
+        "gpus-per-task",
+        "cpus-per-gpu",
+        "mem-per-gpu",
+        "ntasks-per-gpu",
+    }
+)
+"""Options that a shared job cannot keep: Slurm refuses them beside shards, or they ask for whole GPUs."""
+
+ENVIRONMENT = {
+    "clusters": "SBATCH_CLUSTERS",
+    "cpus-per-gpu": "SBATCH_CPUS_PER_GPU",
+    "exclusive": "SBATCH_EXCLUSIVE",
+    "gpus": "SBATCH_GPUS",
+    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+    "gpus-per-socket": "SBATCH_GPUS_PER_SOCKET",
+    "gpus-per-task": "SBATCH_GPUS_PER_TASK",
+    "gres": "SBATCH_GRES",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "mem-per-cpu": "SBATCH_MEM_PER_CPU",
+    "mem-per-gpu": "SBATCH_MEM_PER_GPU",
+    "no-requeue": "SBATCH_NO_REQUEUE",
+    "open-mode": "SBATCH_OPEN_MODE",
+    "partition": "SBATCH_PARTITION",
+}
+"""sbatch's input variables for the options that matter here."""
+_PREFIXES = {"srun": "SLURM_", "salloc": "SALLOC_"}
+
+_INNER_SRUN = r"(?m)^[^#\n]*\bsrun\b[^#\n]*\s(?:--gres[= ]+\S*gpu|--gpus(?:-per-[a-z]+)?[= ]|-G[ =]?[0-9a-z])"
+
+
+class OptionValue(NamedTuple):
+    """The value in force of one option and where it comes from."""
+
+    value: str
+    origin: str
+    """ "command line", "environment" or "script"."""
+
+
+class Wishes(NamedTuple):
+    """The options in force for a job."""
+
+    options: Mapping[str, OptionValue]
+
+    def get(self, name: str) -> Optional[str]:
+        """The value in force; "" for an option without one; None when it is not given."""
+        asked = self.options.get(name)
+        return None if asked is None else asked.value
+
+    def any_of(self, *names: str) -> bool:
+        """Whether one of these is given."""
+        return any(name in self.options for name in names)
+
+
+class GpuWish(NamedTuple):
+    """The GPUs a job asked for in Slurm's own words."""
+
+    gpus: int = 0
+    """How many on one node; 0 when it asked for none."""
+    total: int = 0
+    """... on all of its nodes together."""
+    gpu_type: Optional[str] = None
+    keep_whole: Optional[str] = None
+    """Why the job cannot live with a part of a GPU; None when it can."""
+    shared_gres: Optional[str] = None
+    """The shard or mps request that the user wrote by hand."""
+    other_gres: Tuple[str, ...] = ()
+    """Entries of --gres that are no GPUs and stay as they are."""
+
+
+def input_variables(program: str) -> Mapping[str, str]:
+    """The same variables for srun and salloc, which begin otherwise; option → variable."""
+    prefix = _PREFIXES.get(program, "SBATCH_")
+    return {name: variable.replace("SBATCH_", prefix) for name, variable in ENVIRONMENT.items()}
+
+
+def merge_wishes(
+    command_line: Sequence[Option],
+    environ: Mapping[str, str],
+    script: Sequence[Option],
+    variables: Mapping[str, str] = ENVIRONMENT,
+) -> Wishes:
+    """Options in force, by sbatch's precedence."""
+    found: Dict[str, OptionValue] = {}
+    for option in script:
+        found[option.name] = OptionValue(option.value or "", "script")
+    for name, variable in variables.items():
+        if variable in environ:
+            found[name] = OptionValue(environ[variable], "environment")
+    for option in command_line:
+        if not option.ours:
+            found[option.name] = OptionValue(option.value or "", "command line")
+    return Wishes(found)
+
+
+def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
+    """What the job's options say of GPUs."""
+    gres = parse_gres(wishes.get("gres") or "")
+    named = [(entry[0][0], item) for item in _gres_items(wishes) if (entry := parse_gres(item))]
+    shared = ",".join(item for name, item in named if name in ("shard", "mps"))
+    other = tuple(item for name, item in named if name not in GPU_GRES)
+    entries = [(kind, count, "--gres") for name, kind, count in gres if name == "gpu" and count]
+    for option in ("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"):
+        for kind, count in parse_gpus(wishes.get(option) or ""):
+            entries.append((kind, count, f"--{option}"))
+    types = [kind for kind, _, _ in entries if kind]
+    return GpuWish(
+        gpus=max((count for _, count, _ in entries), default=0),
+        total=max((_in_all(wishes, count, origin) for _, count, origin in entries), default=0),
+        gpu_type=types[-1] if types else None,
+        keep_whole=_why_whole(wishes, [(count, origin) for _, count, origin in entries], script),
+        shared_gres=shared or None,
+        other_gres=other,
+    )
+
+
+def nodes_of(wishes: Wishes) -> int:
+    """How many nodes the job asks for, at least."""
+    number = re.match(r"[0-9]+", wishes.get("nodes") or "")
+    return max(1, int(number[0])) if number else 1
+
+
+def tasks_on_node(wishes: Wishes) -> int:
+    """How many tasks a step has on each node, at most, that says nothing else."""
+    tasks, on_node = wishes.get("ntasks") or "", wishes.get("ntasks-per-node") or ""
+    if tasks.isdigit():
+        return max(1, ceil_div(int(tasks), nodes_of(wishes)))
+    return max(1, int(on_node)) if on_node.isdigit() else 1
+
+
+def tasks_of(wishes: Wishes) -> int:
+    """How many tasks a step has that says nothing else."""
+    tasks, on_node = wishes.get("ntasks") or "", wishes.get("ntasks-per-node") or ""
+    if tasks.isdigit():
+        return max(1, int(tasks))
+    return max(1, int(on_node)) * nodes_of(wishes) if on_node.isdigit() else 1
+
+
+def _in_all(wishes: Wishes, count: int, origin: str) -> int:
+    """GPUs of all nodes or tasks, of what an option says of one."""
+    if origin in ("--gres", "--gpus-per-node"):
+        return count * nodes_of(wishes)
+    return count * tasks_of(wishes) if origin == "--gpus-per-task" else count
+
+
+def _why_whole(
+    wishes: Wishes, counts: Sequence[Tuple[int, str]], script: Optional[BatchScript]
+) -> Optional[str]:
+    if wishes.any_of("exclusive"):
+        return "--exclusive takes whole nodes"
+    if wishes.any_of("tres-per-task"):
+        return "--tres-per-task asks for its GPUs"
+    nodes, tasks = nodes_of(wishes), tasks_on_node(wishes)
+    each = f" on each of {nodes} nodes" if nodes > 1 else ""
+    for count, origin in counts:
+        if nodes > 1 and origin == "--gpus":
+            return f"--gpus counts the GPUs of its {nodes} nodes together (--gres=gpu:1 would share)"
+        count *= tasks if origin == "--gpus-per-task" else 1
+        if count > 1:
+            return f"it asks for {count} GPUs{each} ({origin})"
+    if len(counts) > 1 and len({origin for _, origin in counts}) < len(counts):
+        return "it asks for several kinds of GPUs"
+    if tasks > 1 and not wishes.get("nodes") and wishes.get("ntasks"):
+        return f"its {tasks} tasks may run on several nodes (-N 1 would share)"
+    if tasks > 1 and nodes > 1:
+        return f"it runs {tasks} tasks on one GPU{each} (--ntasks-per-node=1 would share)"
+    if script is not None and "srun" in script.text() and re.search(_INNER_SRUN, script.text()):
+        # Such a step is refused in an allocation that has shards only.
+        return f"an srun in {script.name} asks for a GPU itself"
+    return None
+
+
+def _gres_items(wishes: Wishes) -> Sequence[str]:
+    return [item.strip() for item in (wishes.get("gres") or "").split(",") if item.strip()]
