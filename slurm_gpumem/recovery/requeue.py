@@ -76,7 +76,7 @@ class Requeue:
             decided = self._book.read(name)
             if end and at_slot and end.run in (ended_run, job.restarts) and end.run not in decided:
                 # Its task epilog did not put it back, or only after a cancel.
-                self._book.write(name, _refused(end.run, "it ended, or was cancelled, before it was put back"))
+                self._book.write(name, _refused(end.run, "it was over before it was put back"))
                 continue
             decision = decided.get(run)
             if decision is not None and self._changed(job, comment, decision):

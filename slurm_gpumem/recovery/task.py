@@ -121,10 +121,8 @@ def _note_checkpoint(slurm: Controller, name: str, config: RecoveryConfig, end: 
     comment = parse_comment(job.comment) if job else None
     if job is None or comment is None or comment.record is None:
         return
-    if comment.record.slot:
-        end = end._replace(used_s=job.used_s)
-    else:
-        end = end._replace(saw=SAVED)  # told by a signal of its owner's or its site's
+    # Without slots it was told by a signal of its owner's or its site's.
+    end = end._replace(used_s=job.used_s) if comment.record.slot else end._replace(saw=SAVED)
     noted = with_end(comment, end)
     if noted is None:
         return
@@ -132,7 +130,8 @@ def _note_checkpoint(slurm: Controller, name: str, config: RecoveryConfig, end: 
     lifts = end.saw == SLOT and not job.may_requeue and not slurm.site().requeues
     slurm.update(name, Comment=noted, **({"Requeue": "1"} if lifts else {}))
     if end.saw == SLOT:
-        _put_back(slurm, job._replace(may_requeue=job.may_requeue or lifts), comment._replace(end=end), config)
+        job = job._replace(may_requeue=job.may_requeue or lifts)
+        _put_back(slurm, job, comment._replace(end=end), config)
 
 
 def _put_back(slurm: Controller, job: Job, comment: JobComment, config: RecoveryConfig) -> None:

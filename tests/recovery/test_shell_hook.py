@@ -33,7 +33,13 @@ def hook(state_folder: Path) -> Path:
 
 
 def run_hook(
-    hook: Path, job: int = 7, *, timeout_s: float = 30.0, code: str = "1:0", comment: str = COMMENT, run: int = 0
+    hook: Path,
+    job: int = 7,
+    *,
+    code: str = "1:0",
+    run: int = 0,
+    comment: str = COMMENT,
+    timeout_s: float = 30,
 ) -> int:
     """How often Python was called in the end; fails when the hook waits for somebody."""
     env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_EXIT_CODE2": code, "SLURM_JOB_COMMENT": comment}
