@@ -18,16 +18,15 @@ pytestmark = [needs_root, pytest.mark.slurm]
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue"
 SLOTS = f"{RECORD},slot=3"
 AT_TERM = """
-trap 'ends; exit 0' TERM
 echo ready
 sleep 60 & wait
 """
 SAVES = """
-ends() { echo '{"schema": "gpumem-slot/1", "run": 0, "ended": true}' >$GPUMEM_SLOT_DIR/state.json; }
+ends() { echo '{"schema": "gpumem-slot/1", "run": 0, "ended": true}' >$GPUMEM_SLOT_DIR/state.json; exit 0; }
+trap ends TERM
 mkdir -p $GPUMEM_SLOT_DIR
 """
 LATE = f"""
-ends() {{ scontrol requeuehold $SLURM_JOB_ID; }}
 scontrol update JobId=$SLURM_JOB_ID Comment="mine {SLOTS} gpumem-end/1:run=0,saw=slot,used=9"
 """
 KILLED = """
@@ -194,7 +193,9 @@ def test_a_cancel_counts_before_the_job_is_put_back(
     until(lambda: site.runs(job) and "ready" in site.out(job), 120)
     site.cluster.run(["scancel", job], user="nobody", check=True)
     if script == LATE:
-        until(lambda: site.show(job)["RestartCnt"] == "1")
+        # As by a task epilog that has looked before the cancel.
+        site.cluster.run(["scontrol", "requeuehold", job], user="nobody", check=True)
+        assert site.show(job)["RestartCnt"] == "1"
     waiting_hooks.close()
     site.ended(job, "CANCELLED")
     assert site.runs(job) == 1
