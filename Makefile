@@ -154,7 +154,7 @@ docs-check: setup-test
 SLURM_SUITES := trixie sid
 # Left out is what does not meet Slurm's version: traces before the submission, layouts, installing, the lab.
 MEETS_SLURM := --ignore=tests/tracing --ignore=tests/packaging --ignore=tests/lab \
-	-k 'not test_gpusbatch_trace.py or trace_job or job_traces'
+	-k 'not test_gpusbatch_trace.py or trace_job or job_traces or strangers'
 
 test-slurm-versions: APT_PACKAGES += debootstrap
 test-slurm-versions: setup-test

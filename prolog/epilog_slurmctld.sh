@@ -14,15 +14,18 @@ recover() {
     /usr/bin/timeout -k 2 40 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
         GPUMEM_SITE_CONFIG="$site_config" GPUMEM_RECOVERY_LOG="$recovery_log" SLURM_JOB_ID="$SLURM_JOB_ID" \
         SLURM_ARRAY_JOB_ID="$SLURM_ARRAY_JOB_ID" SLURM_ARRAY_TASK_ID="$SLURM_ARRAY_TASK_ID" \
+        SLURM_JOB_RESTART_COUNT="$restarts" \
         /usr/bin/nice -n 5 "$python" -I -m slurm_gpumem.recovery.hook </dev/null >/dev/null 2>&1
 }
 
-# Act only if the comment has the task epilog's verdict on this run, and the job failed or its time slot has ended.
-end=" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw" code=$SLURM_JOB_EXIT_CODE2
-case $SLURM_JOB_COMMENT in *"$end=slot"*) code=slot ;; esac
+# Act only if the comment has the task epilog's verdict on this run, and the job failed or its time slot has ended. Then
+# the task epilog has requeued it already, and this is the number of the next run, unless a cancel came first.
+restarts=${SLURM_JOB_RESTART_COUNT:-0} code=$SLURM_JOB_EXIT_CODE2
+end=" gpumem-end/1:run=$restarts,saw" before=" gpumem-end/1:run=$((restarts - 1)),saw"
+case $SLURM_JOB_COMMENT in *"$end=slot"* | *"$before=slot"*) code=slot ;; esac
 case "$code $SLURM_JOB_COMMENT" in
 0:0\ *) ;;
-*"$end=slot"* | *"$end=oom"* | *"$end=neighbour"*)
+slot\ * | *"$end=oom"* | *"$end=neighbour"*)
     # Two at a time, so that a hundred at once do not overload the controller. After the timeout a hook leaves its job
     # to the running ones, which look for such jobs when they finish their own. The locks are SlurmUser's own files in
     # SlurmUser's own folder: a file that others may open, others may lock.

@@ -8,8 +8,10 @@ for part in log_check let_go; do [ -r "$here/$part.sh" ] && . "$here/$part.sh"; 
 at_end() {
     saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID
     [ -z "$overran" ] && [ ! -e "$saves/state.json" ] && log_is_clean && return
+    # Slurm sends SIGTERM when this requeues the job; the site's own hook has to run to its end, too.
+    trap '' TERM
     # The job's own libraries must not be loaded into this Python.
-    /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin GPUMEM_RUN_DIR="$run_dir" \
+    /usr/bin/timeout -k 5 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin GPUMEM_RUN_DIR="$run_dir" \
         GPUMEM_SITE_CONFIG="$site_config" GPUMEM_SLOT_DIR="$saves" "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
 }
 

@@ -133,6 +133,8 @@ class End(NamedTuple):
     """What it would have needed at least, where that is known."""
     save_s: Optional[int] = None
     """How long its longest checkpoint took, where it saved one."""
+    used_s: Optional[int] = None
+    """How long the run took; Slurm forgets that when it requeues the job."""
 
 
 def format_record(record: CommentRecord) -> str:
@@ -196,6 +198,7 @@ def format_end(end: End) -> str:
         "by": _UNSAFE.sub("-", end.by).strip("-"),
         "need": end.need_mib,
         "save": end.save_s,
+        "used": end.used_s,
     }
     return _word(END_PREFIX, fields)
 
@@ -212,6 +215,7 @@ def parse_end(comment: str) -> Optional[End]:
         clean_name(fields.get("by", "")),
         _number(fields.get("need", "")),
         _number(fields.get("save", "")),
+        _number(fields.get("used", "")),
     )
 
 

@@ -5,6 +5,7 @@ The sampler writes it; `gpumem node status`, the metrics, the epilog and the nex
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
@@ -13,6 +14,7 @@ from slurm_gpumem.formats.job_record import Measurement, measurement_from, measu
 from slurm_gpumem.formats.values import MOST_NOTE, amount, name, text_list, whole
 
 SCHEMA = "gpumem-live/1"
+_JOB_NUMBER = re.compile("[0-9]{1,15}")
 
 
 class GpuSample(NamedTuple):
@@ -106,7 +108,7 @@ def live_from(table: Mapping[str, Any]) -> Live:
         interval_s=amount(table.get("interval_s")),
         source=name(table.get("source")),
         gpus={uuid: _gpu(gpu) for uuid, gpu in _tables(gpus)},
-        jobs={int(text): _job(job) for text, job in _tables(jobs) if text.isascii() and text.isdigit()},
+        jobs={int(text): _job(job) for text, job in _tables(jobs) if _JOB_NUMBER.fullmatch(text)},
     )
 
 

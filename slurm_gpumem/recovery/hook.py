@@ -55,7 +55,8 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
     site = _site(slurm, deadline)
     with lock(site.state, name, _LOCK_S) as ours:
         if ours:
-            outcome = Requeue(slurm, config, site, deadline).recover(name)
+            run = int(env.get("SLURM_JOB_RESTART_COUNT") or 0)
+            outcome = Requeue(slurm, config, site, deadline).recover(name, run)
             log(f"job {name}: {_outcome_text(outcome)} ({time.monotonic() - began:.2f} s)")
     with lock(site.state, SWEEP) as ours:
         if ours and is_due(site.state, _SWEEP_EVERY_S):

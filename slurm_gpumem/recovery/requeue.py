@@ -3,7 +3,11 @@
 What is to be done is decided once and written down (book.py); where a job stands is read from Slurm before
 each step: ended, held with the old request, held with the new one, released. So whoever is killed between
 two steps is continued by the next run, two runs at once do nothing twice, a job is never let go with its old
-request, and a controller that has lost a step in a crash is given it again. No job is ever cancelled.
+request, and a controller that has lost a step in a crash is given it again.
+
+Slurm forgets a cancel of a job that has ended and is still completing. So a job at its slot's end is put back
+before it ends, by its own task epilog: from then on a cancel ends it as any job that waits. What is put back
+and must not run again is cancelled; no other job ever is.
 """
 
 from __future__ import annotations
@@ -55,17 +59,26 @@ class Requeue:
         self._sizes: Dict[Tuple[str, ...], Dict[str, int]] = {}
         self._units: Dict[Tuple[Tuple[str, ...], str], Dict[Optional[str], int]] = {}
 
-    def recover(self, name: str) -> Outcome:
-        """Take the job from wherever it stands to the queue, if it belongs there."""
+    def recover(self, name: str, ended_run: Optional[int] = None) -> Outcome:
+        """Take the job from wherever it stands to the queue, if it belongs there.
+
+        `ended_run`: which run it was when it ended, as its hook was told.
+        """
         reason, refused = "", None
         for _ in range(_ROUNDS):
             job = self._patiently(lambda: self._slurm.job(name))
             if job is None:
                 return Outcome(False, "Slurm does not know it any more")
             comment = parse_comment(job.comment)
-            ended = job.ended or _ended_for_slot(job, comment)
+            ended, end = job.ended, comment.end
+            at_slot = end is not None and end.saw == SLOT
             run = job.restarts - (0 if ended else 1)
-            decision = self._book.read(name).get(run)
+            decided = self._book.read(name)
+            if end and at_slot and end.run in (ended_run, job.restarts) and end.run not in decided:
+                # Its task epilog did not put it back, or only after a cancel.
+                self._book.write(name, _refused(end.run, "it was over before it was put back"))
+                continue
+            decision = decided.get(run)
             if decision is not None and self._changed(job, comment, decision):
                 if job.held:
                     self._try(lambda: self._slurm.release(name))
@@ -74,13 +87,15 @@ class Requeue:
             if not (job.held or ended):
                 return Outcome(False, f"it is {job.state} ({job.reason})")
             if decision is None:
-                if job.held:
+                if job.held and not at_slot:
                     return Outcome(False, "it is held, and not by recovery")
-                if comment.end is None or comment.end.run != run:
+                if end is None or end.run != run:
                     return Outcome(False, "what its comment says is of another run")
                 decision = self._decide(job, comment)
             reason = decision.reason
             if not decision.requeued:
+                if job.held and at_slot and ended_run is not None:
+                    self._try(lambda: self._slurm.cancel(name))
                 return Outcome(False, reason)
             if ended:
                 refused = self._try(lambda: self._slurm.requeue_held(name))
@@ -98,14 +113,15 @@ class Requeue:
         if isinstance(found, Decision) and with_record(comment, _next_record(comment, found)) is None:
             found = Refusal("its comment has no room for what must be noted")
         if isinstance(found, Refusal):
-            found = Decision(job.restarts, round(time.time(), 3), False, found.reason)
+            assert comment.end is not None
+            found = _refused(comment.end.run, found.reason)
         self._book.write(job.name, found)
         return found
 
     def _next_run(self, job: Job, comment: JobComment) -> Union[Decision, Refusal]:
         assert comment.end is not None
         if comment.end.saw == SLOT:
-            records = records_of_root(self._config.spool, job)
+            records = tuple(records_of_root(self._config.spool, job))
             return next_slot(job, comment, self._config, self._book.read(job.name), records)
         same = VERDICTS[comment.end.saw].next_run == SAME_REQUEST
         if same and not was_hit_with_others(self._config.spool, job, comment.end.run):
@@ -195,11 +211,8 @@ class Requeue:
                 time.sleep(0.3)
 
 
-def _ended_for_slot(job: Job, comment: JobComment) -> bool:
-    """Whether its run ended for its slot, whatever exit code its script made of that."""
-    end = comment.end
-    this_run = end is not None and end.saw == SLOT and end.run == job.restarts
-    return this_run and job.state in ("COMPLETING", "COMPLETED", "FAILED")
+def _refused(run: int, reason: str) -> Decision:
+    return Decision(run, round(time.time(), 3), False, reason)
 
 
 def _next_record(comment: JobComment, decision: Decision) -> CommentRecord:

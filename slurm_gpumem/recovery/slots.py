@@ -6,7 +6,7 @@ import os
 import time
 from math import ceil
 from pathlib import Path
-from typing import Iterable, Mapping, Optional, Union
+from typing import Iterable, Mapping, Optional, Sequence, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.formats.comment import CommentRecord
@@ -43,7 +43,7 @@ def next_slot(
     comment: JobComment,
     config: RecoveryConfig,
     decided: Mapping[int, Decision],
-    records: Iterable[JobRecord],
+    records: Sequence[JobRecord],
 ) -> Union[Decision, Refusal]:
     """The run after a slot that ended with a checkpoint; `records` are root's, of the job's runs so far."""
     record, end = comment.record, comment.end
@@ -55,16 +55,19 @@ def next_slot(
         return Refusal(
             f"its slots of {record.slot} s are shorter than slots.least_s, {config.least_slot_s} s"
         )
-    if 2 * job.used_s + _EARLY_S < record.slot:
+    # Its owner can write anything there. Root's records cannot be forged, where the controller can read them.
+    measured = (round(one.end - one.start) for one in records if one.end and one.restarts == end.run)
+    took = max(record.slot if end.used_s is None else end.used_s, *measured, 0)
+    if 2 * took + _EARLY_S < record.slot:
         # A program that ends at once would circle in the queue without end.
-        return Refusal(f"it ended after {job.used_s} s, long before its slot did")
+        return Refusal(f"it ended after {took} s, long before its slot did")
     before = max((one.used_s or 0 for one in decided.values()), default=0)
     # Starting and ending a run costs the cluster something, however short it is.
-    used, left = before + max(job.used_s, _LEAST_CHARGE_S), None
+    used, left = before + max(took, _LEAST_CHARGE_S), None
     if job.limit_min is not None:
         # Slurm counts whole minutes; each run takes off those that have filled up since the run before.
         left = job.limit_min - (used // 60 - before // 60)
-        if left < 1 or job.used_s >= 60 * job.limit_min:
+        if left < 1 or took >= 60 * job.limit_min:
             return Refusal("its time limit is used up")
     decision = Decision(
         end.run,

@@ -9,6 +9,7 @@ job.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from math import ceil
@@ -36,7 +37,9 @@ from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_en
 from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
 from slurm_gpumem.recovery.neighbours import jobs_hit_too
 from slurm_gpumem.recovery.patterns import Kind
-from slurm_gpumem.recovery.slots import state_of_run
+from slurm_gpumem.recovery.plan import why_not
+from slurm_gpumem.recovery.refusal import Refusal
+from slurm_gpumem.recovery.slots import next_slot, state_of_run
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
@@ -116,16 +119,34 @@ def _note_checkpoint(slurm: Controller, name: str, config: RecoveryConfig, end: 
     """What its program says of its checkpoints, for the controller and for the script's later runs."""
     job = slurm.job(name)
     comment = parse_comment(job.comment) if job else None
-    if comment and comment.record and not comment.record.slot:
-        end = end._replace(saw=SAVED)  # told by a signal of its owner's or its site's
-    noted = with_end(comment, end) if comment and comment.record else None
-    if job is None or noted is None:
+    if job is None or comment is None or comment.record is None:
         return
-    in_slots = end.saw == SLOT
+    # Without slots it was told by a signal of its owner's or its site's.
+    end = end._replace(used_s=job.used_s) if comment.record.slot else end._replace(saw=SAVED)
+    noted = with_end(comment, end)
+    if noted is None:
+        return
     # Consent to slots is consent to be requeued, which JobRequeue=0 would refuse later.
-    lifts = in_slots and not job.may_requeue and not slurm.site().requeues
+    lifts = end.saw == SLOT and not job.may_requeue and not slurm.site().requeues
     slurm.update(name, Comment=noted, **({"Requeue": "1"} if lifts else {}))
-    if in_slots and config.enabled:
+    if end.saw == SLOT:
+        job = job._replace(may_requeue=job.may_requeue or lifts)
+        _put_back(slurm, job, comment._replace(end=end), config)
+
+
+def _put_back(slurm: Controller, job: Job, comment: JobComment, config: RecoveryConfig) -> None:
+    """Requeue the job while it still runs, so that Slurm never takes it for one that is over.
+
+    It is held; EpilogSlurmctld gives it its next request and lets it go, or cancels it.
+    """
+    refused = why_not(job, comment, config, slurm.site()) or next_slot(job, comment, config, {}, ())
+    if isinstance(refused, Refusal):
+        _write_line(f"{RUN_ENDED} {VERDICTS[SLOT].ended}; it is not run again: {refused.reason}.")
+        return
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which Slurm sends to a job that it requeues
+    now = slurm.job(job.name)
+    if now is not None and now.state == "RUNNING":
+        slurm.requeue_held(job.name)
         _write_line(
             f"{RUN_ENDED} {VERDICTS[SLOT].ended}; Slurm runs it again, behind others, if time is left."
         )

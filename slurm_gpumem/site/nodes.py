@@ -17,7 +17,7 @@ from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.state.nodes import number_of
 from slurm_gpumem.units import MIB, ceil_div, parse_mib
 
-_DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
+_DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]{1,6}):([0-9.]+\s*[A-Za-z]*)")
 
 MemoryOf = Callable[[str], Optional[int]]
 """MiB of a GPU type; None when it is not known."""

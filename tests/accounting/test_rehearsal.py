@@ -191,6 +191,6 @@ def test_the_report_says_what_its_exclusive_time_rests_on(known: str, desk: Any)
     assert {
         "remembered": "exclusive time of 8 runs beside others: by their activity, predicted for 0",
         "predicted": "exclusive time of 8 runs beside others: by their activity, predicted for 7",
-        "unknown": "time alone is mostly not known",
+        "unknown": "without sharing: mostly not known",
     }[known] in text
     assert ("saved" in text) == (known != "unknown")

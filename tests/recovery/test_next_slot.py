@@ -20,7 +20,7 @@ RECORD = "gpumem/1:est=11000,req=12288,by=corrected,shards=12,slot=600"
 JOB = Job(
     name="7", state="COMPLETING", reason="NonZeroExitCode", restarts=0, may_requeue=True, batch=True,
     status="75:0", het=False, priority=100, uid=1, partitions=("gpu",), request="gres/shard:a100:12",
-    comment="", number=7, limit_min=60, used_s=590,
+    comment="", number=7, limit_min=60,
 )  # fmt: skip
 CONFIG, SITE = RecoveryConfig(on_oom="fail"), Site((24, 11, 5), True, None)
 
@@ -36,14 +36,15 @@ def after(
     *records: JobRecord,
     words: str = "",
     earlier: Optional[Dict[int, Decision]] = None,
+    used: str = ",used=590",
     config: RecoveryConfig = CONFIG,
     **changes: object,
 ) -> Decision:
     job = JOB._replace(**changes)  # type: ignore[arg-type]
-    end = f"gpumem-end/1:run={job.restarts},saw=slot,save=7"
+    end = f"gpumem-end/1:run={job.restarts},saw=slot,save=7{used}"
     comment = parse_comment(f"mine {RECORD}{words} {end}")
     assert why_not(job, comment, config, SITE) is None
-    found = next_slot(job, comment, config, earlier or {}, records)
+    found = next_slot(job, comment, config, earlier or {}, tuple(records))
     if isinstance(found, Refusal):
         return Decision(job.restarts, 0.0, False, found.reason)
     return found
@@ -97,14 +98,20 @@ def test_the_record_of_the_next_run_counts_slots_and_keeps_the_longest_save() ->
 
 
 def test_a_run_that_ends_long_before_its_slot_does_not_circle_in_the_queue() -> None:
-    assert "long before" in after(used_s=3).reason
+    assert "long before" in after(used=",used=3").reason
+
+
+def test_how_long_a_run_took_is_not_only_its_owners_word() -> None:
+    record = JobRecord(7, 0, 1, "n1", 1000.0, end=3400.0)
+    assert [after(record, used=used).limit_min for used in (",used=590", "")] == [20, 20]
+    assert after(used="").limit_min == 50  # its slot, where nobody says
 
 
 def test_slots_below_the_sites_minimum_are_refused_and_no_run_is_free() -> None:
     """Whatever a comment says: its owner can write it, with plain sbatch, too."""
-    assert "shorter than slots.least_s, 600 s" in after(words=",slot=10", used_s=10).reason
+    assert "shorter than slots.least_s, 600 s" in after(words=",slot=10").reason
     short = CONFIG._replace(least_slot_s=10)
-    assert after(words=",slot=10", used_s=10, config=short).limit_min == 59
+    assert after(words=",slot=10", used=",used=10", config=short).limit_min == 59
 
 
 def test_a_job_that_asked_for_no_slots_gets_none() -> None:

@@ -68,6 +68,7 @@ class OneJob:
                 ),
                 "scontrol update JobId=7": self._update,
                 "scontrol release 7": lambda _: self._do("release", reason="None", priority=90),
+                "scancel 7": lambda _: self._do("cancel", state="CANCELLED"),
                 "scontrol -o show assoc_mgr": lambda _: self._associations,
                 "scontrol -o show partition": "PartitionName=gpu QoS=N/A\n",
             }
@@ -109,9 +110,34 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def recover(slurm: OneJob, state: Path, site: Site = NEW, config: RecoveryConfig = PLAIN) -> Outcome:
+def recover(
+    slurm: OneJob, state: Path, site: Site = NEW, config: RecoveryConfig = PLAIN, run: Optional[int] = None
+) -> Outcome:
     there = site._replace(state=state)
-    return Requeue(Controller(slurm.client), config, there, time.monotonic() + 1).recover("7")
+    return Requeue(Controller(slurm.client), config, there, time.monotonic() + 1).recover("7", run)
+
+
+@pytest.mark.parametrize(
+    ("run", "limit_min", "done"),
+    [
+        (1, 60, ["comment", "release"]),
+        (None, 60, ["comment", "release"]),
+        (1, 5, ["cancel"]),
+        (0, 60, ["cancel"]),
+    ],
+    ids=["goes on", "left by its hook", "no time left", "requeued after a cancel"],
+)
+def test_what_its_task_epilog_put_back_goes_on_or_is_cancelled(
+    state: Path, run: Optional[int], limit_min: int, done: List[str]
+) -> None:
+    words = "gpumem/1:shards=12,slot=600 gpumem-end/1:run=0,saw=slot,used=590"
+    slurm = OneJob(
+        ENDED._replace(reason=REQUEUED_HELD, priority=0, restarts=1, limit_min=limit_min, comment=words)
+    )
+    recover(slurm, state, run=run)
+    assert slurm.done == done
+    # What was refused by its own hook is not let go by another's.
+    assert recover(slurm, state).requeued == (done != ["cancel"])
 
 
 def test_nobody_jumps_the_queue(state: Path) -> None:

@@ -32,9 +32,18 @@ def hook(state_folder: Path) -> Path:
     return state_folder / "epilog_slurmctld.sh"
 
 
-def run_hook(hook: Path, job: int = 7, *, timeout_s: float = 30.0, code: str = "1:0") -> int:
+def run_hook(
+    hook: Path,
+    job: int = 7,
+    *,
+    code: str = "1:0",
+    run: int = 0,
+    comment: str = COMMENT,
+    timeout_s: float = 30,
+) -> int:
     """How often Python was called in the end; fails when the hook waits for somebody."""
-    env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_EXIT_CODE2": code, "SLURM_JOB_COMMENT": COMMENT}
+    env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_EXIT_CODE2": code, "SLURM_JOB_COMMENT": comment}
+    env["SLURM_JOB_RESTART_COUNT"] = str(run)
     subprocess.run([str(hook)], env=env, timeout=timeout_s, check=True)
     calls = hook.parent / "calls"
     return calls.read_text().count("called") if calls.exists() else 0
@@ -75,6 +84,13 @@ def test_without_a_folder_for_them_it_works_without_locks(hook: Path) -> None:
 
 def test_a_job_that_ended_well_costs_no_python(hook: Path) -> None:
     assert run_hook(hook, code="0:0") == 0
+    assert run_hook(hook, run=1) == 0
+
+
+@pytest.mark.parametrize(("run", "calls"), [(2, 0), (3, 1), (4, 1), (5, 0)])
+def test_a_job_at_its_slots_end_was_requeued_before_it_ended(hook: Path, run: int, calls: int) -> None:
+    comment = "gpumem/1:slot=600 gpumem-end/1:run=3,saw=slot,used=590"
+    assert run_hook(hook, code="0:0", comment=comment, run=run) == calls
 
 
 @needs_root

@@ -52,6 +52,10 @@ class Controller:
         """Back into the queue, held: nothing can start it before it is changed."""
         self._tell("scontrol", "requeuehold", name)
 
+    def cancel(self, name: str) -> None:
+        """End it for good."""
+        self._tell("scancel", name)
+
     def update(self, name: str, **fields: str) -> None:
         """Change several fields in one request: all of them, or none."""
         self._tell(
