@@ -40,8 +40,7 @@ from slurm_gpumem.simulation.gpu_use import read_jobstats
 from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.site.doctor.lua_report import parse_report
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.mig_listing import parse_instances
-from slurm_gpumem.site.nodes import parse_descriptions, parse_nvidia_smi
+from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi
 from slurm_gpumem.slurm import client, gres, node_names
 from slurm_gpumem.slurm.conf import config_show
 from slurm_gpumem.slurm.state import nodes, queue, sacct, sacctmgr

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from slurm_gpumem.estimators.allocator.allocator import CachingAllocator
-from slurm_gpumem.estimators.traced.replay import allocator_events, replay
-from slurm_gpumem.estimators.traced.steps import further_step
+from slurm_gpumem.estimators.traced.replay import allocator_events, further_step, replay
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.units import MIB
 

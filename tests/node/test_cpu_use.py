@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.node.sampler.cpu_use import CpuUse
+from slurm_gpumem.node.sampler.usage import CpuUse
 
 
 def used(*cpus: float, every_s: float = 5.0) -> CpuUse:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional
+from typing import Callable, Iterable, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.accounting import sacct
 from slurm_gpumem.accounting.gather import remember
 from slurm_gpumem.accounting.gather.collect import Collected, collect
-from slurm_gpumem.accounting.gather.readers import allow
 from slurm_gpumem.accounting.gather.record_files import why_distrusted
 from slurm_gpumem.accounting.index import index_file
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import Freshness
 from slurm_gpumem.config.accounting import AccountingConfig
+from slurm_gpumem.files import allow_readers
 from slurm_gpumem.formats.remembered import NAME
 from slurm_gpumem.slurm.state.sacctmgr import ask_coordinators
+
+# Who may read the site's index besides root: groups the site names, and coordinators of Slurm's accounts.
+
+
+def allow(path: Path, users: Iterable[str], groups: Iterable[str]) -> Tuple[str, ...]:
+    """Let these read a file of root's, by an access list; the names nobody here has."""
+    unknown: List[str] = []
+    uids, gids = [], []
+    for name in users:
+        try:
+            uids.append(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            unknown.append(name)
+    for name in groups:
+        try:
+            gids.append(grp.getgrnam(name).gr_gid)
+        except KeyError:
+            unknown.append(name)
+    if not uids and not gids:
+        os.chmod(path, 0o600)
+        return tuple(unknown)
+    allow_readers(path, set(uids) - {0}, gids)
+    return tuple(unknown)
+
 
 _JOIN_S = 120.0
 

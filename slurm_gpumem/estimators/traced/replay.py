@@ -3,16 +3,129 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.allocator.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.allocator.allocator_settings import DEFAULTS, AllocatorSettings
-from slurm_gpumem.estimators.traced.pools import StreamPools
-from slurm_gpumem.estimators.traced.steps import further_step
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace
+
+# Steps beyond those of a trace: what comes after the last one, if training goes on like this.
+#
+# Reserved memory may still grow in the fourth or fifth step, when blocks lie where others used to be. A trace
+# has two or three steps; more of them repeat the last one, except that they release what the one before them
+# left.
+
+_Place = Tuple[str, int, int]
+"""Phase of an allocation, its operator, layer and category as a number, and which of such in its step."""
+
+
+def further_step(trace: Trace) -> Optional[List[int]]:
+    """The events of one step more, as `Trace.events`; None where the last two steps differ too much."""
+    last = max(phase.step for phase in trace.phases)
+    first = next(phase.event for phase in trace.phases if phase.step == last)
+    if last < 2:
+        return None
+    places, gone = _places(trace), _released(trace)
+    begin = sum(value >= 0 for value in trace.events[:first])
+    again = {place: block for block, (step, place) in enumerate(places) if step == last and block not in gone}
+    events: List[int] = []
+    before, now = begin, len(places)
+    for value in trace.events[first:]:
+        if value >= 0:
+            events.append(value)
+            before += 1
+            now += 1
+            continue
+        block = before + value
+        if block >= begin:
+            # Of the step's own: as far back as it was.
+            events.append(value)
+            continue
+        step, place = places[block]
+        if step != last - 1 or place not in again:
+            return None
+        events.append(again[place] - now)
+    # A step that does not release as much as it takes would go on growing.
+    return events if now - len(places) == len(events) / 2 else None
+
+
+def _released(trace: Trace) -> Set[int]:
+    """Blocks that no longer live when the trace ends."""
+    found, block = set(), 0
+    for value in trace.events:
+        if value >= 0:
+            block += 1
+        else:
+            found.add(block + value)
+    return found
+
+
+def _places(trace: Trace) -> List[Tuple[int, _Place]]:
+    """Of each block in the order of allocation: its step and its place in it."""
+    numbers: Dict[Tuple[str, str, str], int] = {}
+    kinds = [
+        numbers.setdefault((site.operator, site.module, site.category), len(numbers)) for site in trace.sites
+    ]
+    found: List[Tuple[int, _Place]] = []
+    ends = [phase.event for phase in trace.phases[1:]] + [len(trace.events)]
+    counts: Dict[Tuple[int, str], List[int]] = {}
+    for (begin, name, step), end in zip(trace.phases, ends):
+        seen = counts.setdefault((step, name), [0] * len(numbers))
+        for value in trace.events[begin:end]:
+            if value >= 0:
+                kind = kinds[value]
+                seen[kind] += 1
+                found.append((step, (name, kind, seen[kind])))
+    return found
+
+
+# Memory by stream: PyTorch's allocator gives a block only to the stream that it was first allocated for.
+
+
+class StreamPools(CachingAllocator):
+    """A caching allocator for each stream; what is allocated is counted together."""
+
+    def __init__(self, settings: AllocatorSettings, trace: Trace, further: Sequence[int]) -> None:
+        super().__init__(settings)
+        self._settings = settings
+        self._first = _streams(trace, trace.events)
+        self._again = _streams(trace, further)
+        self._pools: Dict[int, CachingAllocator] = {}
+
+    def replay(self, events: Iterable[Event]) -> None:
+        """Play events whose keys are the numbers of the trace's blocks, further steps' after them."""
+        parts: Dict[int, List[Event]] = {}
+        listed = list(events)
+        for event in listed:
+            parts.setdefault(self._stream(int(event[0])), []).append(event)  # type: ignore[call-overload]
+        for stream, part in parts.items():
+            self._pools.setdefault(stream, CachingAllocator(self._settings)).replay(part)
+        super().replay(listed)
+
+    def _stream(self, block: int) -> int:
+        if block < len(self._first):
+            return self._first[block]
+        return self._again[(block - len(self._first)) % len(self._again)]
+
+    def stats(self) -> AllocatorStats:
+        """The figures up to now: segments never go back, so that the pools' largest sizes add up."""
+        pools = [pool.stats() for pool in self._pools.values()]
+        return (
+            super()
+            .stats()
+            ._replace(
+                reserved=sum(one.reserved for one in pools),
+                peak_reserved=sum(one.peak_reserved for one in pools),
+            )
+        )
+
+
+def _streams(trace: Trace, events: Sequence[int]) -> List[int]:
+    return [trace.sites[value].stream for value in events if value >= 0]
+
 
 DEFAULT_CUBLAS = 32 << 20
 DEFAULT_SMS = 132

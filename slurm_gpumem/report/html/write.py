@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Iterator
+from dataclasses import replace
+from typing import Dict, Iterator
 
 from slurm_gpumem.accounting.store import Store
 from slurm_gpumem.accounting.types import Filters, JobRow
 from slurm_gpumem.named_files import check_target, save
-from slurm_gpumem.report.html.numbered import numbered
 from slurm_gpumem.report.html.page import page
 from slurm_gpumem.report.html.render import need_jinja2
 from slurm_gpumem.report.html.types import PageSource
@@ -17,6 +17,24 @@ from slurm_gpumem.terminal.progress import ProgressBar
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import minute
+
+# Users as numbers, for a page that is shown to others: "user 1" is the one with the most GPU-hours.
+
+
+def numbered(source: PageSource) -> PageSource:
+    """The same page without users' names, and without names of jobs, in which users often write their own.
+
+    Jobs keep their numbers, by which their owners find them.
+    """
+    numbers: Dict[str, str] = {}
+
+    def number(user: str) -> str:
+        return numbers.setdefault(user, f"user {len(numbers) + 1}")
+
+    for user in source.users:
+        number(user)
+    rows = (row._replace(user=number(row.user), job_name="") for row in source.rows)
+    return replace(source, rows=rows, names=False)
 
 
 def write_html(store: Store, filters: Filters, output: str, *, names: bool) -> int:

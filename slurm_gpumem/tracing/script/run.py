@@ -28,7 +28,6 @@ from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
 from slurm_gpumem.tracing.guard.slots import AS_FREE as AS_FREE
 from slurm_gpumem.tracing.guard.slots import Slot
-from slurm_gpumem.tracing.live_model.host_memory import most_of_free_mib
 from slurm_gpumem.tracing.script.hints import ENDLESS
 from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, nothing_on_gpu
 from slurm_gpumem.tracing.script.report_folder import (
@@ -42,6 +41,19 @@ from slurm_gpumem.tracing.script.report_folder import (
     read_json,
     strings_in,
 )
+
+# How much of this host's memory a traced process may take.
+
+
+def most_of_free_mib() -> int:
+    """Three quarters of what is free, at least 1 GiB; no limit where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, ValueError, StopIteration):
+        return 1 << 40
+    return max(1024, free // 1024 * 3 // 4)
+
 
 _HERE = Path(__file__).resolve().parent
 _PACKAGE_ROOT = str(_HERE.parents[2])

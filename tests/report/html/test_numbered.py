@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_gpumem.report.html.numbered import numbered
 from slurm_gpumem.report.html.page import page
+from slurm_gpumem.report.html.write import numbered
 from tests.accounting.made_jobs import made_jobs, source
 
 
