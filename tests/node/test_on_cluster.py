@@ -89,20 +89,16 @@ def test_the_record_says_how_slurm_saw_the_end(make_site: Callable[..., Site]) -
 def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable[..., Site]) -> None:
     site = make_site()
     dice = random.Random(11)
-    ids = [
-        site.submit(
-            f"gpumem-standin --peak {dice.randrange(500, 4000)} --seconds {dice.uniform(0.2, 2):.1f}",
-            shards=5,
-            user=USERS[number % 2],
-        )
-        for number in range(16)
-    ]
-    killed = 0
-    while site.queue():
+    killed = submitted = 0
+    while killed < 6 or site.queue():
+        while submitted < 16 or (killed < 6 and not site.queue()):
+            task = f"gpumem-standin --peak {dice.randrange(500, 4000)} --seconds {dice.uniform(0.2, 2):.1f}"
+            site.submit(task, shards=5, user=USERS[submitted % 2])
+            submitted += 1
+        assert submitted < 200
         victim = _victim(site, dice)
         killed += victim is not None and kill(victim)
         time.sleep(dice.random() * 0.2)  # the moment of death is the point
-    assert killed > 5
     assert site.node_state() == "idle"
     for path in (site.root / "records").glob("*.json"):
         json.loads(path.read_text())
@@ -110,7 +106,6 @@ def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable
     until(lambda: not site.queue())
     # Whose epilog was killed twice is finished by the sampler once Slurm has forgotten the job.
     until(lambda: not jobs.all_jobs(site.folder))
-    assert len(ids) == 16
     assert last
     until(lambda: not site.mps.daemons() and not left_of_daemons(site.folder))
     site.assert_clean()
