@@ -102,10 +102,12 @@ def changes(path: str, text: str) -> Iterator[Change]:
 
 
 def room_of(path: str) -> List[str]:
-    """Tests of the file's name first, then all of its room."""
+    """Tests of the file's name first and of the folders around it, then all of its room."""
     _, *folders, name = path.split("/")
     room = Path("tests", *folders[:1])
-    found = [str(one.relative_to(ROOT)) for one in sorted((ROOT / room).rglob(f"test_{Path(name).stem}*.py"))]
+    names = [Path(name).stem, *reversed(folders[1:])]
+    tests = dict.fromkeys(test for one in names for test in sorted((ROOT / room).rglob(f"test_{one}*.py")))
+    found = [str(test.relative_to(ROOT)) for test in tests]
     if not folders:
         return found or [str(one.relative_to(ROOT)) for one in sorted((ROOT / "tests").glob("test_*.py"))]
     more = [str(room)] if (ROOT / room).is_dir() else []

@@ -128,13 +128,13 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
 def test_an_error_while_another_thread_writes_down_what_was_seen_is_not_the_scripts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from slurm_gpumem.tracing.script import tracer
+    from slurm_gpumem.tracing.script import tracer as module
 
     def wait() -> None:
         raise SystemExit
 
-    monkeypatch.setattr(tracer, "_wait_for_the_end", wait)
+    monkeypatch.setattr(module, "_wait_for_the_end", wait)
     tracer: Any = SimpleNamespace(_finished=True, _finisher=-1, _failure="")
     with pytest.raises(SystemExit):
-        tracer.Tracer._failed_by(tracer, RuntimeError("no values"))
+        module.Tracer._failed_by(tracer, RuntimeError("no values"))
     assert not tracer._failure
