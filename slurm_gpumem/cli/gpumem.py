@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "setup": ("slurm_gpumem.cli.commands.setup", "the configuration that shares this site's GPUs, as a diff"),
     "simulate": (
-        "slurm_gpumem.cli.commands.simulate",
+        "lab.simulate.__main__",
         "what policies of sharing would do to a trace of jobs",
     ),
     "what-if": (

@@ -18,9 +18,9 @@ POLICIES = ("slurm", "slurm-pack", "budget")
 
 
 def measure(jobs: int, gpus: int, policy: str, load: float) -> None:
+    from lab.simulate.generate import generate
     from slurm_gpumem.simulation.engine import simulate
     from slurm_gpumem.simulation.figures import figures
-    from slurm_gpumem.simulation.generate import generate
     from slurm_gpumem.simulation.policies import POLICIES as KNOWN
     from slurm_gpumem.simulation.policies import timing_of
     from slurm_gpumem.simulation.types import Fleet, Setup

@@ -8,11 +8,11 @@ from typing import Dict
 
 import pytest
 
+from lab.simulate.trace_file import read_trace
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import Outcome, simulate
 from slurm_gpumem.simulation.figures import figures
-from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.simulation.types import Turns
 from tests.simulation.jobs import job, setup
 

@@ -8,13 +8,14 @@ from itertools import product
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Tuple
 
+from lab.simulate.compare import compare, comparison_json, table, users_table
+from lab.simulate.generate import generate
+from lab.simulate.trace_file import read_trace, write_trace
 from slurm_gpumem.cli.options.options import age
 from slurm_gpumem.cli.options.parser import Parser
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.simulation.compare import compare, comparison_json, table, users_table
 from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.generate import generate
 from slurm_gpumem.simulation.mig import split_gpus
 from slurm_gpumem.simulation.policies import (
     POLICIES,
@@ -25,7 +26,6 @@ from slurm_gpumem.simulation.policies import (
     with_slowdown,
 )
 from slurm_gpumem.simulation.requests import ESTIMATORS
-from slurm_gpumem.simulation.trace_file import read_trace, write_trace
 from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing, Turns
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count

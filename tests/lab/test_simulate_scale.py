@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from lab.simulate.generate import generate
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.figures import figures
-from slurm_gpumem.simulation.generate import generate
 from slurm_gpumem.simulation.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.types import Fleet, Setup
 from tests.support.timing import slowness
