@@ -19,8 +19,9 @@ from lab.command import print_lines
 from lab.score.loads import CHOSEN, FLEET, at_load
 from lab.simulate.compare import varied
 from lab.simulate.generate import generate
+from lab.simulate.policies import PUBLISHED_TIMING, find_policy
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.policies import PUBLISHED_TIMING, SLURM_TIMING, find_policy
+from slurm_gpumem.simulation.policies import SLURM_TIMING
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for
