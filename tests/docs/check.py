@@ -42,13 +42,7 @@ def check(path: Path, *, slow: bool = False) -> Tuple[str, str, List[Screen]]:
 
 def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.docs.check", description=__doc__)
-    parser.add_argument(
-        "pages",
-        nargs="*",
-        type=Path,
-        metavar="PAGE",
-        help="default: all of them",
-    )
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all of them")
     parser.add_argument("--write", action="store_true", help="update the pages")
     parser.add_argument("--slow", action="store_true", help="also run what takes minutes")
     options = parser.parse_args(argv)
