@@ -199,7 +199,7 @@ bench-sampler: setup-test
 
 # A million jobs on ten thousand GPUs too: ARGS=--largest, some minutes.
 bench-simulate: $(BIN)/gpumem
-	$(BIN)/python tests/bench/simulate.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python tests/bench/simulate.py $(ARGS)
 
 bench-estimate: $(BIN)/gpumem
 	$(BIN)/python tests/bench/estimate.py

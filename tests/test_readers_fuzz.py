@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
 
+from lab.simulate.trace_file import read_trace
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.node import load_node_config
@@ -37,7 +38,6 @@ from slurm_gpumem.node.sampler import counters
 from slurm_gpumem.recovery.job_comment import parse_comment
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.gpu_use import read_jobstats
-from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.site.doctor.lua_report import parse_report
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 
 from lab.score.loads import CHOSEN
+from lab.simulate.layouts import LAYOUTS, Layout
+from lab.simulate.policies import GB, POLICIES, WINDOW_S, with_slowdown
 from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.mig import LAYOUTS, Layout
-from slurm_gpumem.simulation.policies import GB, POLICIES, WINDOW_S, with_slowdown
 from slurm_gpumem.simulation.types import MIG, Fleet, Policy
 
 GPUS = "4xa100-40gb"

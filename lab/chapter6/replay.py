@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Dict, List, Mapping, Tuple
 
+from lab.simulate.trace_file import USUAL
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.simulation.trace_file import USUAL
 from slurm_gpumem.simulation.types import SimJob
 from slurm_gpumem.utilization.interference import JobLoad
 

@@ -17,12 +17,12 @@ from lab.chapter6.published import Experiment
 from lab.chapter6.replay import read_replay
 from lab.command import exit_code
 from lab.places import SIMULATION, shown
-from slurm_gpumem.simulation.compare import Compared, values_of, varied
+from lab.simulate.compare import Compared, values_of, varied
+from lab.simulate.figures import Spread, figures, spread
+from lab.simulate.policies import PUBLISHED_TIMING, timing_of
+from lab.simulate.trace_file import read_trace
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import Spread, figures, spread
-from slurm_gpumem.simulation.policies import PUBLISHED_TIMING, timing_of
 from slurm_gpumem.simulation.requests import NONE, ORACLE
-from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.simulation.types import Setup, SimJob
 from slurm_gpumem.utilization.interference import JobLoad
 

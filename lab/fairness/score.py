@@ -17,10 +17,11 @@ from lab.command import exit_code
 from lab.fairness.run import CRED_EXPIRE_S, PLACES
 from lab.fairness.workload import LONG, SCALE, SECONDS_PER_HOUR, SHORT, STEP_S, WAYS, Way, trace
 from lab.places import DATA
+from lab.simulate.figures import figures
+from lab.simulate.policies import find_policy
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import figures
-from slurm_gpumem.simulation.policies import SLURM_TIMING, find_policy
+from slurm_gpumem.simulation.policies import SLURM_TIMING
 from slurm_gpumem.simulation.types import Fleet, Setup, Turns
 from slurm_gpumem.utilization.interference import JobLoad
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Tuple
 
 from lab.places import SIMULATION
-from slurm_gpumem.simulation.trace_file import read_trace
+from lab.simulate.trace_file import read_trace
 from slurm_gpumem.simulation.types import SimJob, Turns
 
 LONG, SHORT = "a", "b"

@@ -17,10 +17,11 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from lab.chapter6.study import own_traces
 from lab.command import print_lines
 from lab.score.loads import CHOSEN, FLEET, at_load
-from slurm_gpumem.simulation.compare import varied
+from lab.simulate.compare import varied
+from lab.simulate.generate import generate
+from lab.simulate.policies import PUBLISHED_TIMING, find_policy
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.generate import generate
-from slurm_gpumem.simulation.policies import PUBLISHED_TIMING, SLURM_TIMING, find_policy
+from slurm_gpumem.simulation.policies import SLURM_TIMING
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for

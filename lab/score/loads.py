@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.simulation.compare import varied
+from lab.simulate.compare import varied
+from lab.simulate.figures import figures
+from lab.simulate.policies import find_policy, timing_of, with_slowdown
+from lab.simulate.trace_file import read_trace
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import figures
 from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.policies import find_policy, timing_of, with_slowdown
-from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.svg import Frame, document, key, text

@@ -1,6 +1,6 @@
 """Does the simulator say what was measured? `python -m lab.score.replayed`.
 
-The queues that ran on an H200 under real Slurm (`lab/docs/rehearsal*`), played again by `gpumem simulate`'s
+The queues that ran on an H200 under real Slurm (`lab/docs/rehearsal*`), played again by the simulator's
 engine: the same jobs, shares, order and mean start-up; speeds are the package's prediction from each kind's
 activity alone. Measured and simulated makespan, mean time to completion and median slowdown of training.
 """
@@ -13,8 +13,8 @@ from typing import Dict, NamedTuple, Sequence, Tuple
 
 from lab.rows import Row, read_rows
 from lab.shared_speeds import usual_load
+from lab.simulate.policies import find_policy
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.policies import find_policy
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Timing
 from slurm_gpumem.site.queue_order import PATIENCE_S
 

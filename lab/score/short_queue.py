@@ -13,8 +13,8 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from lab.score.replayed import DOCS, rates_of
 from lab.shared_speeds import usual_load
+from lab.simulate.policies import find_policy
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.policies import find_policy
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Timing
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for

@@ -40,10 +40,6 @@ COMMANDS = {
         "finish requeues after out of memory that were interrupted",
     ),
     "setup": ("slurm_gpumem.cli.commands.setup", "the configuration that shares this site's GPUs, as a diff"),
-    "simulate": (
-        "slurm_gpumem.cli.commands.simulate",
-        "what policies of sharing would do to a trace of jobs",
-    ),
     "what-if": (
         "slurm_gpumem.cli.commands.what_if",
         "what sharing would have done to the jobs that this site had",
@@ -54,7 +50,7 @@ COMMANDS = {
 
 
 READERS = {
-    "for your jobs": ("estimate", "trace", "summarize", "fit", "why", "top", "report", "simulate", "docs"),
+    "for your jobs": ("estimate", "trace", "summarize", "fit", "why", "top", "report", "docs"),
     "for admins": (
         "setup",
         "doctor",

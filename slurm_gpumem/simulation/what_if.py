@@ -13,9 +13,8 @@ from random import Random
 from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.figures import percentile, waits_of
 from slurm_gpumem.simulation.gpu_use import ASSUMED, GpuUse, gpu_use
-from slurm_gpumem.simulation.policies import POLICIES, timing_of
+from slurm_gpumem.simulation.policies import SLURM_POLICIES, SLURM_TIMING
 from slurm_gpumem.simulation.pools import Pool
 from slurm_gpumem.simulation.prior import PRIORS, Prior, draw_load, draw_memory, load_at
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
@@ -37,12 +36,13 @@ class Totals(NamedTuple):
     gpu_hours: float
     """GPUs with a job on them."""
     waiting_h: float
+    """Of jobs that ended, as the next two; nan where none did."""
     waiting_p95_h: float
     completion_h: float
     queue: float
     """Mean number of waiting jobs."""
     slowdown: float
-    """Mean, of jobs on one GPU."""
+    """Mean, of jobs on one GPU; 1 where there are none."""
     over_limit: int
     crashes: int
     energy_kwh: float
@@ -171,9 +171,9 @@ def to_trace(pool: Pool, prior: Prior, records: Mapping[str, GpuUse]) -> List[Si
 
 def _play(pool: Pool, prior: Prior, records: Mapping[str, GpuUse], sharing: Sharing) -> Dict[str, Outcome]:
     jobs = to_trace(pool, prior, records)
-    shared = POLICIES[f"slurm-{sharing.placement}"]
+    shared = SLURM_POLICIES[f"slurm-{sharing.placement}"]
     ways: Dict[str, Policy] = {
-        ALONE: POLICIES["slurm"],
+        ALONE: SLURM_POLICIES["slurm"],
         SHARED: shared,
         BOUNDED: shared._replace(by_activity=sharing.slowdown),
     }
@@ -183,23 +183,44 @@ def _play(pool: Pool, prior: Prior, records: Mapping[str, GpuUse], sharing: Shar
             # An instance belongs to one job, whatever is done with whole GPUs.
             policy = ways[ALONE]
         mode = "exclusive" if policy.whole else sharing.mode
-        found[way] = simulate(jobs, Setup(pool.fleet, policy, "text", mode, timing_of(policy)))
+        found[way] = simulate(jobs, Setup(pool.fleet, policy, "text", mode, SLURM_TIMING))
     return found
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Totals:
-    times = waits_of(outcomes)
+    waiting: List[float] = []
+    completion: List[float] = []
+    slowdowns: List[float] = []
+    for outcome in outcomes:
+        for job, start, end in zip(outcome.jobs, outcome.start, outcome.end):
+            if isnan(end):
+                continue
+            waiting.append((start - job.arrival) / _HOUR)
+            completion.append((end - job.arrival) / _HOUR)
+            if job.gpus == 1:
+                slowdowns.append((end - start) / job.work)
     return Totals(
         gpu_hours=sum(outcome.sums.busy_seconds for outcome in outcomes) / _HOUR,
-        waiting_h=times.waiting_h,
-        waiting_p95_h=times.waiting_p95_h,
-        completion_h=times.completion_h,
+        waiting_h=_mean(waiting),
+        waiting_p95_h=percentile(sorted(waiting), 0.95),
+        completion_h=_mean(completion),
         queue=sum(outcome.sums.waiting_seconds / (outcome.span or 1.0) for outcome in outcomes),
-        slowdown=times.slowdown,
+        slowdown=_mean(slowdowns) if slowdowns else 1.0,
         over_limit=sum(outcome.over_limit for outcome in outcomes),
         crashes=sum(sum(outcome.crashes) for outcome in outcomes),
         energy_kwh=sum(outcome.sums.joules for outcome in outcomes) / 3.6e6,
     )
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """Of sorted values: the one that `part` of them do not exceed; nan of none."""
+    if not ordered:
+        return float("nan")
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
 
 
 def _gains(found: Sequence[Tuple[Pool, Dict[str, Outcome]]], by: str) -> Tuple[GroupGain, ...]:

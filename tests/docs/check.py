@@ -1,4 +1,4 @@
-"""Run the commands of README and docs/ and show where what they print differs from what the pages say.
+"""Run the commands of README, docs/ and the simulator's page; show where what they print differs.
 
     python -m tests.docs.check [--write] [--slow] [PAGE ...]
 
@@ -18,7 +18,7 @@ from tests.docs.pages import Part, Screen, comparable, read_page, trimmed, with_
 
 
 def all_pages() -> List[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "lab" / "docs" / "simulate.md"]
 
 
 def new_text(text: str, parts: List[Part]) -> str:
@@ -42,7 +42,7 @@ def check(path: Path, *, slow: bool = False) -> Tuple[str, str, List[Screen]]:
 
 def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.docs.check", description=__doc__)
-    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: README.md and docs/")
+    parser.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="default: all of them")
     parser.add_argument("--write", action="store_true", help="update the pages")
     parser.add_argument("--slow", action="store_true", help="also run what takes minutes")
     options = parser.parse_args(argv)

@@ -11,7 +11,7 @@ import pytest
 
 from lab.chapter6 import published
 from lab.chapter6.study import Results, main, own_traces, report, run_all
-from slurm_gpumem.simulation.compare import values_of
+from lab.simulate.compare import values_of
 from tests.docs.desk import ROOT, run_page
 from tests.docs.pages import Screen, read_page, trimmed
 

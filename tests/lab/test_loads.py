@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.score import live_load, loads
-from slurm_gpumem.simulation.trace_file import read_trace
+from lab.simulate.trace_file import read_trace
 from tests.docs.desk import ROOT, run_page
 from tests.docs.pages import Screen, read_page, trimmed
 

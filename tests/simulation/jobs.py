@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_gpumem.simulation.policies import POLICIES, timing_of
+from lab.simulate.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob
 from slurm_gpumem.utilization.interference import JobLoad
 

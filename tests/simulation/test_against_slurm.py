@@ -8,10 +8,11 @@ from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
 import pytest
 
+from lab.simulate.policies import POLICIES
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.policies import POLICIES, SLURM_TIMING
+from slurm_gpumem.simulation.policies import SLURM_TIMING
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob
 from slurm_gpumem.utilization.interference import JobLoad
 from tests.support.slurm_jobs import submit

@@ -7,12 +7,12 @@ from typing import List
 
 import pytest
 
+from lab.simulate.figures import figures
+from lab.simulate.layouts import LAYOUTS, split_gpus
+from lab.simulate.policies import POLICIES, PUBLISHED_TIMING
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import figures
 from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.mig import LAYOUTS, split_gpus
-from slurm_gpumem.simulation.policies import POLICIES, PUBLISHED_TIMING
 from slurm_gpumem.simulation.types import SimJob
 from tests.simulation.jobs import HEAVY, LIGHT, job, setup
 

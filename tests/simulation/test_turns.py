@@ -8,11 +8,11 @@ from typing import Dict
 
 import pytest
 
-from slurm_gpumem.cli.gpumem import main
+from lab.simulate.__main__ import main
+from lab.simulate.figures import figures
+from lab.simulate.trace_file import read_trace
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.figures import figures
-from slurm_gpumem.simulation.trace_file import read_trace
 from slurm_gpumem.simulation.types import Turns
 from tests.simulation.jobs import job, setup
 
@@ -90,11 +90,11 @@ def test_slots_that_leave_no_time_to_train_are_refused() -> None:
 
 
 def test_the_command_prints_the_waits_of_each_user(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["simulate", str(TRACE), "--policy", "slurm", "--slot", "none,2h", "--by-user"]
+    argv = [str(TRACE), "--policy", "slurm", "--slot", "none,2h", "--by-user"]
     assert main(argv) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "lost GPU h" in lines[1]
     found = [line.split() for line in lines if " b " in line]
     assert [cells[:-3] for cells in found] == [["slurm", "b", "5"], ["slurm", "slot", "2h", "b", "5"]]
-    assert main(["simulate", str(TRACE), "--slot", "two"]) == 2
+    assert main([str(TRACE), "--slot", "two"]) == 2
     assert "'two' is not" in capsys.readouterr().err

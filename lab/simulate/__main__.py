@@ -1,4 +1,4 @@
-"""`gpumem simulate`: a trace of jobs on GPUs under one or several policies."""
+"""`python -m lab.simulate`: a trace of jobs on GPUs under one or several policies (lab/docs/simulate.md)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.cli.options.options import age
-from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.config.ladder import parse_ladder
-from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.simulation.compare import compare, comparison_json, table, users_table
-from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.generate import generate
-from slurm_gpumem.simulation.mig import split_gpus
-from slurm_gpumem.simulation.policies import (
+from lab.command import exit_code
+from lab.simulate.compare import compare, comparison_json, table, users_table
+from lab.simulate.generate import generate
+from lab.simulate.layouts import split_gpus
+from lab.simulate.policies import (
     POLICIES,
     PUBLISHED_TIMING,
     WHAT,
@@ -24,11 +20,15 @@ from slurm_gpumem.simulation.policies import (
     timing_of,
     with_slowdown,
 )
+from lab.simulate.trace_file import read_trace, write_trace
+from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.requests import ESTIMATORS
-from slurm_gpumem.simulation.trace_file import read_trace, write_trace
 from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing, Turns
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
+from slurm_gpumem.units import parse_seconds
 
 
 class _Time(NamedTuple):
@@ -38,9 +38,12 @@ class _Time(NamedTuple):
     seconds: Optional[float]
 
 
-def main(argv: List[str]) -> int:
-    """Entry point of the subcommand."""
-    args = _parser().parse_args(argv)
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    return exit_code(lambda: _run(_parser().parse_args(argv)))
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.policies:
         width = max(map(len, WHAT))
         print("\n".join(f"{name:<{width}}  {what}" for name, what in WHAT.items()))
@@ -73,7 +76,7 @@ def main(argv: List[str]) -> int:
 
 def _jobs(args: argparse.Namespace, fleet: Fleet) -> List[SimJob]:
     if (args.trace is None) == (args.generate is None):
-        raise UsageError("give a trace or --generate N: gpumem simulate TRACE ")
+        raise UsageError("give a trace or --generate N: python -m lab.simulate TRACE")
     if args.generate is None:
         return read_trace(args.trace)
     if args.generate < 1:
@@ -127,7 +130,7 @@ def _turns(args: argparse.Namespace) -> List[Tuple[str, Turns]]:
 
 
 def _times(text: str) -> List[_Time]:
-    return [_Time(word, None if word == "none" else age(word)) for word in _words(text)]
+    return [_Time(word, None if word == "none" else parse_seconds(word)) for word in _words(text)]
 
 
 def _timing(decisions: str, policy: Policy) -> Timing:
@@ -151,8 +154,8 @@ def _names(text: str, known: List[str]) -> List[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="gpumem simulate",
+    parser = argparse.ArgumentParser(
+        prog="python -m lab.simulate",
         description="Play a trace of jobs on GPUs under one or several policies and compare them.",
         epilog="Lists are separated by commas; every policy is combined with every estimator and mode.",
     )
@@ -190,12 +193,20 @@ def _parser() -> argparse.ArgumentParser:
         help="jobs of a higher priority take the places of others, after this grace time: none,0s,2m",
     )  # fmt: skip
     parser.add_argument(
-        "--save", type=age, default=30.0, metavar="TIME", help="that a checkpoint takes (30s)"
+        "--save", type=parse_seconds, default=30.0, metavar="TIME", help="that a checkpoint takes (30s)"
     )
     parser.add_argument(
-        "--restart", type=age, default=60.0, metavar="TIME", help="until a job goes on from it (60s)"
+        "--restart",
+        type=parse_seconds,
+        default=60.0,
+        metavar="TIME",
+        help="until a job goes on from it (60s)",
     )
     parser.add_argument("--by-user", action="store_true", help="waits of each user as well")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="variations of the trace")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

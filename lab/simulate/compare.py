@@ -1,4 +1,4 @@
-"""Several setups on one trace, each over several seeds: the table of `gpumem simulate`."""
+"""Several setups on one trace, each over several seeds: the table of `python -m lab.simulate`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from math import exp
 from random import Random
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
+from lab.simulate.figures import Figures, Spread, as_json, figures, spread
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import Figures, Spread, as_json, figures, spread
 from slurm_gpumem.simulation.types import Setup, SimJob
 
 # The same trace as it might have been: what no two real runs have in common, drawn for a seed.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.cli.gpumem import main
-from slurm_gpumem.simulation.policies import POLICIES
+from lab.simulate.__main__ import main
+from lab.simulate.policies import POLICIES
 
 
 def _trace(tmp_path: Path) -> str:
@@ -17,7 +17,7 @@ def _trace(tmp_path: Path) -> str:
 
 
 def test_a_table_compares_policies_on_one_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", _trace(tmp_path), "--gpus", "2xa100-40gb", "--estimator", "text"]) == 0
+    assert main([_trace(tmp_path), "--gpus", "2xa100-40gb", "--estimator", "text"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "12 jobs on 2 × a100 (40 GiB)"
     assert [line.split("  ")[0] for line in lines[2:]] == ["exclusive", "slurm-pack text"]
@@ -28,14 +28,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(
 ) -> None:
     path = Path(_trace(tmp_path))
     path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
-    assert main(["simulate", str(path)]) == 0
+    assert main([str(path)]) == 0
     assert "12 jobs" in capsys.readouterr().out
 
 
 def test_ranges_over_seeds_stand_below_their_means(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", _trace(tmp_path), "--policy", "exclusive,lug", "--seeds", "3"]) == 0
+    assert main([_trace(tmp_path), "--policy", "exclusive,lug", "--seeds", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert len({len(line) for line in lines}) == 1
     assert "–" in lines[2]
@@ -44,7 +44,7 @@ def test_ranges_over_seeds_stand_below_their_means(
 def test_every_policy_estimator_and_mode_can_be_combined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["simulate", _trace(tmp_path), "--policy", "all", "--estimator", "oracle,none,text,remembered"]
+    argv = [_trace(tmp_path), "--policy", "all", "--estimator", "oracle,none,text,remembered"]
     assert main([*argv, "--mode", "mps,timeslice,mig", "--mig", "1x3g+3g", "--seeds", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["policy"] for row in found["rows"]} == set(POLICIES)
@@ -73,14 +73,14 @@ def test_every_policy_estimator_and_mode_can_be_combined(
 def test_an_option_that_makes_no_sense_is_refused(
     tmp_path: Path, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", _trace(tmp_path), *options]) == 2
+    assert main([_trace(tmp_path), *options]) == 2
     assert says in capsys.readouterr().err
 
 
 def test_jobs_that_fit_nowhere_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "t.csv"
     path.write_text("arrival_s,work_s,memory_mib\n0,10,2000\n0,10,90000\n")
-    assert main(["simulate", str(path)]) == 0
+    assert main([str(path)]) == 0
     assert "1 job can never run here" in capsys.readouterr().err
 
 
@@ -88,6 +88,6 @@ def test_generated_jobs_are_written_as_a_trace_that_can_be_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "made.csv"
-    assert main(["simulate", "--generate", "50", "--gpus", "2x8xa100-40gb", "--write", str(path)]) == 0
-    assert main(["simulate", str(path), "--gpus", "2x8xa100-40gb", "--estimator", "text"]) == 0
+    assert main(["--generate", "50", "--gpus", "2x8xa100-40gb", "--write", str(path)]) == 0
+    assert main([str(path), "--gpus", "2x8xa100-40gb", "--estimator", "text"]) == 0
     assert "50 jobs on 16 × a100" in capsys.readouterr().out

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.simulate.trace_file import read_trace, write_trace
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.simulation.trace_file import read_trace, write_trace
 from tests.simulation.jobs import HEAVY, job
 
 

@@ -6,6 +6,7 @@ from math import isnan
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.simulation.engine import Outcome
+from slurm_gpumem.simulation.what_if import percentile
 
 _HOUR = 3600.0
 
@@ -126,41 +127,6 @@ class Spread(NamedTuple):
 def spread(values: Sequence[float]) -> Spread:
     """Mean, lowest and highest."""
     return Spread(_mean(values), min(values), max(values))
-
-
-class Waits(NamedTuple):
-    """How jobs of a site fared, in hours; nan where none ended."""
-
-    waiting_h: float
-    waiting_p95_h: float
-    completion_h: float
-    slowdown: float
-    """Mean of jobs on one GPU; 1 where there are none."""
-
-
-def waits_of(outcomes: Sequence[Outcome]) -> Waits:
-    """The same over several clusters."""
-    waiting: List[float] = []
-    completion: List[float] = []
-    slowdowns: List[float] = []
-    for outcome in outcomes:
-        for job, start, end in zip(outcome.jobs, outcome.start, outcome.end):
-            if isnan(end):
-                continue
-            waiting.append((start - job.arrival) / _HOUR)
-            completion.append((end - job.arrival) / _HOUR)
-            if job.gpus == 1:
-                slowdowns.append((end - start) / job.work)
-    waiting.sort()
-    slowdown = _mean(slowdowns) if slowdowns else 1.0
-    return Waits(_mean(waiting), percentile(waiting, 0.95), _mean(completion), slowdown)
-
-
-def percentile(ordered: Sequence[float], part: float) -> float:
-    """Of sorted values: the one that `part` of them do not exceed; nan of none."""
-    if not ordered:
-        return float("nan")
-    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 def _times(values: List[float]) -> Times:

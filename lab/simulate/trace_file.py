@@ -1,4 +1,4 @@
-"""Traces of our own format: CSV with a header, one job a line (docs/user/simulate.md).
+"""Traces of our own format: CSV with a header, one job a line (lab/docs/simulate.md).
 
 Lines that begin with "#" are comments. Only arrival_s, work_s and memory_mib must be there.
 """
@@ -91,7 +91,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[Tuple[int, Mapping[str, Any]]]:
     if missing:
         raise UsageError(
             f"{path}: line {first_number}: the header has no column {', '.join(missing)}.\n"
-            "gpumem docs simulate lists the columns."
+            "lab/docs/simulate.md lists the columns."
         )
     for number, line in numbered:
         cells = next(csv.reader([line]))

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
+from lab.simulate.figures import figures
+from lab.simulate.generate import generate
+from lab.simulate.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import figures
-from slurm_gpumem.simulation.generate import generate
-from slurm_gpumem.simulation.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.types import Fleet, Setup
 from tests.support.timing import slowness
 
