@@ -83,6 +83,9 @@ class SlotRun:
 
         `first` is the process that saved; `meet` waits until all processes of the program are here.
         """
+        # Python's end undoes handlers: a signal that comes only now would kill it, and count as a failure.
+        with contextlib.suppress(ValueError):  # outside the main thread
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if first:
             self._wait_for_requeue()
         meet()

@@ -145,6 +145,7 @@ class Training:
         except SystemExit as end:
             code = int(str(end.code))
         finally:
+            self.at_end = signal.getsignal(signal.SIGUSR1)
             for one, handler in handlers.items():
                 signal.signal(one, handler)
         self.take(printed.getvalue())
@@ -220,6 +221,7 @@ def test_the_clock_tells_where_no_signal_comes(tmp_path: Path) -> None:
     training = Training(PYTORCH, tmp_path)
     assert training.run(0, GPUMEM_SAVE_AT=1) == 75
     assert training.steps == [0]
+    assert training.at_end == signal.SIG_IGN, "a signal that comes while Python ends would kill it"
 
 
 def test_outside_of_a_job_nothing_is_saved(tmp_path: Path) -> None:
