@@ -239,7 +239,7 @@ def read_workload(asked: Submission) -> Workload:
         if named:
             each = ", ".join(f"{one.where.rstrip(':')} has {one.words}" for one in named)
             raise UsageError(
-                f"no batch size of one GPU: the summary states none, and {each}.\n"
+                f"the batch size of one GPU is not clear: the summary states none, and {each}.\n"
                 "Give it with --batch-size 128 or #GPUMEM batch-size=128; in Python with batch_size=128."
             )
     resolved = resolve_job(

@@ -85,7 +85,7 @@ def test_no_batch_size_anywhere_is_told_with_the_ways_to_give_one(bare_desk: Any
     bare_desk.script("two.sh", "python a.py --batch-size 8\npython a.py --batch-size $2")
     refused(
         bare_desk.call("two.sh", "--model", "summary.txt"),
-        "line 3 has --batch-size 8, .*line 4 has --batch-size \\$2",
+        "not clear: .*line 3 has --batch-size 8, .*line 4 has --batch-size \\$2",
         "--batch-size 128",
     )
 
