@@ -223,7 +223,7 @@ def read_workload(asked: Submission) -> Workload:
             return Workload(line=line, line_batch=settings.line_batch(line), mem_mib=settings.mem_mib)
         return Workload(mem_mib=settings.mem_mib, run_key=key_of_script(asked))
     from slurm_gpumem.estimators.resolve import resolve_job
-    from slurm_gpumem.submission.job.script_batch import the_batch
+    from slurm_gpumem.submission.job.script_batch import named_batches, the_batch
     from slurm_gpumem.summaries.reader import read_summary
 
     summary = summary or read_summary(settings.model or "")
@@ -233,10 +233,19 @@ def read_workload(asked: Submission) -> Workload:
         found = the_batch(asked.commands, asked.script_text)
         if found is not None:
             stated, batch_from = stated._replace(batch_size=found.size), found.where.rstrip(":")
+    presets = settings.presets()
+    if summary.trace is None and not (summary.batch or stated.batch_size or presets.batch_size):
+        named = named_batches(asked.commands, asked.script_text)
+        if named:
+            each = ", ".join(f"{one.where.rstrip(':')} has {one.words}" for one in named)
+            raise UsageError(
+                f"the batch size of one GPU is not clear: the summary states none, and {each}.\n"
+                "Give it with --batch-size 128 or #GPUMEM batch-size=128; in Python with batch_size=128."
+            )
     resolved = resolve_job(
         summary,
         stated,
-        presets=settings.presets(),
+        presets=presets,
         input=settings.text("input"),
         gpus=max(asked.gpus.total, asked.nodes),
     )

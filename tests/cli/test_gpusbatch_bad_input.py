@@ -82,6 +82,12 @@ def test_an_impossible_batch_size_is_refused(bare_desk: Any, size: str, message:
 
 def test_no_batch_size_anywhere_is_told_with_the_ways_to_give_one(bare_desk: Any) -> None:
     refused(bare_desk.call("job.sh", "--model", "summary.txt"), "no batch size", "--batch-size 128")
+    bare_desk.script("two.sh", "python a.py --batch-size 8\npython a.py --batch-size $2")
+    refused(
+        bare_desk.call("two.sh", "--model", "summary.txt"),
+        "not clear: .*line 3 has --batch-size 8, .*line 4 has --batch-size \\$2",
+        "--batch-size 128",
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def call(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"trace"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_an_unknown_option_is_one_line_and_no_wall_of_usage(command: str) -> None:
     done = call(command, "--no-such-thing-anywhere")
     assert done.returncode == 2
@@ -42,6 +42,12 @@ def test_what_was_probably_meant_is_named(words: List[str], meant: str) -> None:
     done = call(*words)
     assert done.returncode == 2
     assert f"Did you mean {meant}?" in done.stderr
+
+
+def test_a_command_to_trace_without_its_dashes_is_told_where_they_go() -> None:
+    for words in (["python", "train.py"], ["-o", "x.json", "python", "train.py", "--epochs", "3"]):
+        done = call("trace", *words)
+        assert (done.returncode, "Write it behind --" in done.stderr) == (2, True), done.stderr
 
 
 def test_what_if_takes_a_file_as_estimate_does(tmp_path: Path) -> None:

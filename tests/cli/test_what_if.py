@@ -105,6 +105,7 @@ def test_sharing_shortens_the_queue_of_a_busy_site_and_its_figures_agree(
         ("|".join(FIELDS) + "\n", [], "no job that ran on GPUs"),
         (None, [], "cannot be read"),
         ("|".join(FIELDS) + "\n", ["--max-slowdown", "0.9"], "--max-slowdown is a ratio above 1"),
+        ("|".join(FIELDS) + "\n", ["--mode", "mps"], "choose from 'per-user', 'shared', 'timeslice'"),
         ("|".join(FIELDS) + "\n", ["--since", "soon"], "'soon' is not a time"),
     ],
 )

@@ -127,6 +127,8 @@ _VARY = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"), "TIME"),
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "DURATION"),
     (re.compile(r"[\d.]+ GPU-(?:minutes|hours) used in [\d.]+"), "N GPU-minutes used in N"),
+    (re.compile(r"[\d.]+ (of \d+ CPUs busy, at most) [\d.]+"), r"N \1 N"),
+    (re.compile(r"earlier runs used [\d.]+"), "earlier runs used N"),
     (re.compile(r"\bin [\d.]+ s\b"), "in N s"),
     (re.compile(r"read [\d.]+ ms, estimated [\d.]+ ms"), "read N ms, estimated N ms"),
     # How memory went up over the seconds of a run: the scale is compared, the curve is not.

@@ -106,8 +106,12 @@ def test_mps_on_nodes_with_one_gpu_is_fine() -> None:
 
 def test_whoever_has_written_the_way_of_sharing_hears_no_more_of_it() -> None:
     chosen = {"sharing": {"max_slowdown": 2}, "node": {"mps": "per-user"}}
-    checks = [f.check for f in examine(replace(HEALTHY, site_file="gpumem.toml", tables=chosen)).findings]
-    assert "sharing-unchosen" not in checks
+    site = replace(HEALTHY, site_file="gpumem.toml", tables=chosen)
+    assert "sharing-unchosen" not in [f.check for f in examine(site).findings]
+    half = examine(replace(site, tables={"node": {"mps": "timeslice"}})).findings
+    assert [(f.what, f.why) for f in half if f.check == "sharing-unchosen"] == [
+        ("gpumem.toml does not set sharing.max_slowdown", "the default is a limit of 2")
+    ]
 
 
 CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
@@ -146,7 +150,7 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         replace(HEALTHY, site_file="/etc/slurm/gpumem.toml", tables={"sharing": {"mode": "on"}}),
         Severity.NOTE,
         "sharing-unchosen",
-        "write the two keys",
+        "write that, or another value",
     ),
     "no backfill": (
         config(SchedulerType="sched/builtin"),
@@ -586,7 +590,7 @@ def test_partitions_with_the_same_trouble_are_one_finding() -> None:
     nodes = ({**NODE, "Partitions": "gpu,long"},)
     jobs = (QueuedJob("long", "gres:gpu:1"), QueuedJob("long", "gres:shard:3"))
     assert [f.what for f in examine(OLD(nodes=nodes)).findings if f.check == "mixed-jobs"] == [
-        "partition gpu, long takes whole-GPU and shared jobs"
+        "partitions gpu, long take whole-GPU and shared jobs"
     ]
     assert [f.what for f in examine(OLD(nodes=nodes, jobs=jobs)).findings if f.check == "mixed-jobs"] == [
         "whole-GPU and shared jobs are queued in partition long",

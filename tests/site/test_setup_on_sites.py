@@ -9,6 +9,7 @@ from typing import Any, Dict
 
 import pytest
 
+from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster import installation, trial
 from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.site.setup.setup import SetupOptions
@@ -253,9 +254,11 @@ def test_a_job_submit_lua_that_would_not_load_stops_the_proposal() -> None:
 
 def test_hooks_that_a_site_has_are_chained_or_joined(tmp_path: Path) -> None:
     (tmp_path / "prolog.d").mkdir()
+    (tmp_path / "ours.sh").write_text(data_path("prolog", "epilog.sh").read_text())
     now = snapshot_of(PLAIN, ["n1", "c1"])
     config = {
         **now.config,
+        "Epilog": f"{tmp_path}/ours.sh",
         "Prolog": f"{tmp_path}/prolog.d/*",
         "TaskProlog": "/site/task_prolog",
         "EpilogSlurmctld[0]": "/site/a",
@@ -272,6 +275,7 @@ def test_hooks_that_a_site_has_are_chained_or_joined(tmp_path: Path) -> None:
         f"/etc/slurm/gpumem/prolog.sh into {tmp_path}/prolog.d" in notes
     )
     assert any(note.startswith("EpilogSlurmctld runs several programs (/site/a, /site/b)") for note in notes)
+    assert "ours.sh" not in " ".join(notes)
 
 
 def test_where_slurmctld_is_not_installed_it_says_where_to_run(

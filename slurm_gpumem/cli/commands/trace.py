@@ -37,7 +37,10 @@ SCHEMA = "gpumem-trace/1"
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     own, command = _split(argv)
-    args = _parser().parse_args(own)
+    parser = _parser()
+    args, rest = parser.parse_known_args(own)
+    if rest and (command or rest[0].startswith("-")):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if not command:
         raise UsageError("which command? Write it behind --: gpumem trace -- python train.py --batch-size 64")
     output = None if args.output is None else check_target(args.output, "summary.json")

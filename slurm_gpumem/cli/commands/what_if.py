@@ -70,7 +70,7 @@ def _sharing(args: argparse.Namespace) -> Sharing:
             how = how_shared(plan, now.tables if now.files.get("gpumem.toml", "").strip() else None)
         except GpumemError as error:
             say(f"note: what gpumem setup would write here is not known: {error}\nA new site's is played.")
-    mode = args.mode or MODES.get(how.mps, "timeslice")
+    mode = MODES.get(args.mode or how.mps, "timeslice")
     limit = args.max_slowdown or how.limit or SHARING.default("max_slowdown")
     return Sharing(mode, args.placement or how.placement, limit)
 
@@ -97,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     default = "default: as gpumem setup would write it"
     parser.add_argument(
         "--mode",
-        choices=tuple(MODES.values()),
-        help=f"how a GPU is shared; mps: a server for each user, mps-shared: one for all ({default})",
+        choices=tuple(MODES),
+        help=f"how a GPU is shared, in the words of node.mps in gpumem.toml ({default})",
     )
     parser.add_argument(
         "--placement",

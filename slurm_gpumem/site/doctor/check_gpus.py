@@ -183,10 +183,11 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
     mixed = [name for name in sorted(shared) if _both_kinds(asked.get(name, set()))]
     open_to_both = [name for name in sorted(shared) if name not in mixed]
     if mixed:
-        what = f"whole-GPU and shared jobs are queued in partition {', '.join(mixed)}"
+        what = f"whole-GPU and shared jobs are queued in partition{'s' * (len(mixed) > 1)} {', '.join(mixed)}"
         yield critical("mixed-jobs", what, why, fix)
     if open_to_both:
-        what = f"partition {', '.join(open_to_both)} takes whole-GPU and shared jobs"
+        take = "partitions {} take" if len(open_to_both) > 1 else "partition {} takes"
+        what = f"{take.format(', '.join(open_to_both))} whole-GPU and shared jobs"
         yield warning("mixed-jobs", what, why, fix)
 
 

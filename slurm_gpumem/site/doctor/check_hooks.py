@@ -236,15 +236,19 @@ def driver_limit_is_untried(now: Snapshot) -> Iterator[Finding]:
 
 def way_of_sharing_is_chosen(now: Snapshot) -> Iterator[Finding]:
     """A site from before `gpumem setup` wrote these two keys hears of them until it has written them."""
-    keys = {"node": "mps", "sharing": "max_slowdown"}
-    unset = [f"{table}.{key}" for table, key in keys.items() if key not in now.tables.get(table, {})]
+    defaults = {
+        "node.mps": "an MPS server for each user (new sites get one for all, where jobs of different users "
+        "overlap)",
+        "sharing.max_slowdown": "a limit of 2",
+    }
+    tables = {key: now.tables.get(key.partition(".")[0], {}) for key in defaults}
+    unset = [key for key, table in tables.items() if key.partition(".")[2] not in table]
     if now.site_file and unset:
         yield note(
             "sharing-unchosen",
             f"gpumem.toml does not set {' and '.join(unset)}",
-            "the defaults are an MPS server for each user and a limit of 2; new sites get one for all users, "
-            "where jobs of different users overlap",
-            "write the two keys, with the defaults or other values: gpumem docs sharing-modes",
+            f"the default is {' and '.join(defaults[key] for key in unset)}",
+            "write that, or another value: gpumem docs sharing-modes",
         )
 
 

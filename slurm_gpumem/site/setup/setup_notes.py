@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN
+from slurm_gpumem.site.doctor.probe_files import read_text
 from slurm_gpumem.site.queue_order import WORD
 from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.setup.render import shares_have_types
@@ -82,7 +83,7 @@ def _programs(key: str, running: Mapping[str, str]) -> List[str]:
     values = [
         value for name, value in running.items() if re.fullmatch(rf"{key}\[[0-9]+\]", name) and value
     ] or [value for value in [value_of(running, key)] if value]
-    return [value for value in values if not _OURS.search(value)]
+    return [value for value in values if not _OURS.search(value) and "gpumem" not in (read_text(value) or "")]
 
 
 def _is_one_program(values: Sequence[str]) -> bool:

@@ -69,7 +69,7 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
         lines = [
             f"{label}: {_ended(state.exit_code)} without a step of an optimizer{seen}.{models}",
             _last_line(state),
-            "It neither trained nor ended well after inference; name the command that does.",
+            "Name the command that trains. One that only calls models on the GPU must end with code 0.",
         ]
     if os.environ.get("GPUMEM_TRACE_DEBUG") and state.notes:
         lines.append(state.notes[-1])
