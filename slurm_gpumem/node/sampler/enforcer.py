@@ -153,7 +153,8 @@ class Enforcer:
 
     def _order(self, job: NodeJob, told: Mapping[Process, GpuProcess], now: float) -> None:
         clients = [process.pid for process, about in told.items() if job.fenced and about.mps is not False]
-        log(self._folder.root, f"job {job.job_id}: told to leave the GPU: {[one.pid for one in told]}")
+        pids = ", ".join(str(one.pid) for one in told)
+        log(self._folder.root, f"job {job.job_id}: told to leave the GPU: {pids}")
         for process in told:
             self._ordered[process] = (job, now)
             if process.pid not in clients:  # nobody else ends with it
