@@ -36,8 +36,8 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.hooks.inbox import read_request
 from slurm_gpumem.node.sampler import prometheus
 from slurm_gpumem.recovery.job_comment import parse_comment
-from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.gpu_use import read_jobstats
+from slurm_gpumem.simulation.what_if_text import parse_fleet
 from slurm_gpumem.site.doctor.lua_report import parse_report
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi

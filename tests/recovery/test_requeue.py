@@ -16,6 +16,7 @@ from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, write_job_record
+from slurm_gpumem.recovery import requeue
 from slurm_gpumem.recovery.decision_log import FOLDER_NAME, Book
 from slurm_gpumem.recovery.hook import lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
