@@ -43,7 +43,7 @@ from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi
 from slurm_gpumem.slurm import client, gres, node_names
 from slurm_gpumem.slurm.conf import config_show
-from slurm_gpumem.slurm.state import nodes, queue, sacct, sacctmgr
+from slurm_gpumem.slurm.state import nodes, queue, sacct
 from slurm_gpumem.slurm.state.history import parse_history
 from slurm_gpumem.slurm.submit.directives import read_directives
 from slurm_gpumem.slurm.submit.script import read_script
@@ -198,7 +198,7 @@ READERS: Dict[str, Reader] = {
         lambda text, _: parse_history(text.splitlines(), "x"), _examples("sacct.txt")
     ),
     "sacctmgr": Reader(
-        lambda text, _: sacctmgr.parse_limits(text, text), ("normal|gres/gpu=2||cpu=9|\n",)
+        lambda text, _: sacct.parse_limits(text, text), ("normal|gres/gpu=2||cpu=9|\n",)
     ),
     "script and its directives": Reader(
         of_file(lambda path: read_directives(read_script(str(path)), ["model", "slot"]), "job.sh"),

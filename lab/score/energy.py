@@ -15,7 +15,7 @@ from lab.shared_speeds import load_from, predicted_speeds
 from lab.utilization_runs import SharedSet, load_sets, load_solo, way_of
 from slurm_gpumem.simulation.types import IDLE, PER_ACTIVE, PER_DRAM, Fleet, watts
 from slurm_gpumem.simulation.what_if_text import parse_fleet
-from slurm_gpumem.utilization.sets import EQUAL, PER_USER, TIMESLICE
+from slurm_gpumem.utilization.interference import EQUAL, PER_USER, TIMESLICE
 
 HEAVY = 1.2
 """Jobs whose activities alone add up to more than this do not fit beside each other."""

@@ -25,7 +25,7 @@ from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.simulation.what_if import SLURM_TIMING
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.sets import SHARED
+from slurm_gpumem.utilization.interference import SHARED
 
 LOADS = (0.7, 1.0, 2.0)
 FRESH, FRESH_LONGEST_S = 300, 7200.0

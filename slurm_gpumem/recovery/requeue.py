@@ -32,8 +32,7 @@ from slurm_gpumem.recovery.slots import BEHIND_OTHERS, next_slot
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 from slurm_gpumem.slurm.conf.config_show import Site
 from slurm_gpumem.slurm.gres import held_by
-from slurm_gpumem.slurm.state.controller import Controller
-from slurm_gpumem.slurm.state.limits import exceeded
+from slurm_gpumem.slurm.state.controller import Controller, exceeded
 from slurm_gpumem.slurm.state.queue import Job
 from slurm_gpumem.submission.share.instances import sizes_beside_instances
 

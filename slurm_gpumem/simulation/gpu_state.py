@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Tuple
 
 from slurm_gpumem.simulation.types import SimJob
-from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import prepared
+from slurm_gpumem.utilization.interference import JobLoad, prepared
 
 
 class Task:

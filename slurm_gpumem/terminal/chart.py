@@ -6,10 +6,109 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
 
-from slurm_gpumem.terminal.bars import speaks_unicode
-from slurm_gpumem.terminal.plot import block
+from slurm_gpumem.units import exact_mib
+
+# Filled curves for a terminal: what a cell shows, and a small plot a few lines high.
+
+
+_VERTICAL_EIGHTHS = " ▁▂▃▄▅▆▇█"
+
+
+def plot(
+    values: Sequence[Optional[float]],
+    top: float,
+    *,
+    width: int,
+    height: int,
+    labels: Sequence[str],
+    unicode: bool,
+) -> List[str]:
+    """The curve from 0 to `top`, one line a row; `labels` stand before the first rows."""
+    columns = resample(values, width)
+    margin = max((len(label) for label in labels), default=0)
+    axis, corner = ("┤", "└") if unicode else ("|", "+")
+    lines = []
+    for row in range(height):
+        label = labels[row] if row < len(labels) else ""
+        cells = "".join(block(value, height - 1 - row, top, height, unicode) for value in columns)
+        lines.append(f"{label:>{margin}} {axis}{cells}".rstrip())
+    lines.append(f"{'0':>{margin}} {corner}{('─' if unicode else '-') * len(columns)}")
+    return lines
+
+
+def resample(values: Sequence[Optional[float]], columns: int) -> List[Optional[float]]:
+    """One value a column: the most of each stretch, so that no peak is lost; a short curve is stretched."""
+    if not values:
+        return []
+    found: List[Optional[float]] = []
+    for column in range(columns):
+        first = column * len(values) // columns
+        last = max(first + 1, (column + 1) * len(values) // columns)
+        known = [value for value in values[first:last] if value is not None]
+        found.append(max(known) if known else None)
+    return found
+
+
+def block(value: Optional[float], row: int, top: float, height: int, unicode: bool) -> str:
+    """What the cell of a value shows in a row, counted from the lowest, of a curve from 0 to `top`."""
+    if value is None or top <= 0:
+        return " "
+    filled = min(1.0, value / top) * height - row
+    if not unicode:
+        return "#" if filled >= 0.5 else " "
+    # The lowest row shows that there was something at all.
+    least = 1 if row == 0 and value > 0 else 0
+    return _VERTICAL_EIGHTHS[max(least, min(8, round(filled * 8)))]
+
+
+# The parts of an estimate as lines of text: a name, MiB, and a bar each.
+
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_FULL = "█"
+BAR_WIDTH = 40
+
+
+def parts_lines(parts: Mapping[str, int], *, unicode: bool = True) -> List[str]:
+    """One line a part; a bar of BAR_WIDTH is the whole."""
+    whole = sum(parts.values())
+    width = max((len(name) for name in parts), default=0)
+    return [
+        f"  {name:<{width}} {exact_mib(size):>13}  {bar(size, whole, unicode=unicode)}".rstrip()
+        for name, size in parts.items()
+    ]
+
+
+def bar(part: int, whole: int, *, width: int = BAR_WIDTH, unicode: bool = True) -> str:
+    """A bar whose length is `part` of `whole`; anything above nothing shows."""
+    if part <= 0 or whole <= 0:
+        return ""
+    if not unicode:
+        return "#" * max(1, round(part / whole * width))
+    eighths = max(1, round(part / whole * width * 8))
+    return (_FULL * (eighths // 8) + _EIGHTHS[eighths % 8]).strip()
+
+
+def speaks_unicode(stream: Optional[TextIO] = None) -> bool:
+    """Whether bars and arrows can be written to the stream (default: stdout)."""
+    encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "ascii"
+    try:
+        "█▏→│└─".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def terminal_width(stream: Optional[TextIO] = None) -> Optional[int]:
+    """Columns of the terminal that the stream (default: stdout) is; None for a file or a pipe."""
+    if not (sys.stdout if stream is None else stream).isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
 
 _STEPS = (1, 2, 5, 10)
 LEAST_WIDTH, MOST_WIDTH = 40, 100
