@@ -40,7 +40,8 @@ from rehearsal_report import write_report
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.node.gpus import find_gpus, standin_gpus
-from slurm_gpumem.node.sources.base import SourceError, choose_source
+from slurm_gpumem.node.sources.base import SourceError
+from slurm_gpumem.node.sources.choose import choose_source
 
 LIMITED = {"limit-shared": "shared", "limit-shared-long": "shared", "limit-per-user": "per-user"}
 """Modes with shares under max_slowdown, and the way of sharing."""

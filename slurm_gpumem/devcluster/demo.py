@@ -26,7 +26,7 @@ from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, read_job_record
 from slurm_gpumem.slurm.state.queue import FINAL
 from slurm_gpumem.slurm.state.running import Placement, placements
-from slurm_gpumem.terminal.chart import speaks_unicode
+from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import count
 

@@ -11,7 +11,7 @@ from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.estimators.registry import by_trace
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.terminal.chart import speaks_unicode
+from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, format_at_least, format_mib
 

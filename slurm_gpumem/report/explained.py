@@ -15,7 +15,7 @@ from slurm_gpumem.estimators.whatif import Alternatives, Jump
 from slurm_gpumem.report.estimate import describe_model, share_words
 from slurm_gpumem.submission.share.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.terminal.chart import parts_lines, speaks_unicode
+from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
 from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, exact_mib, format_mib
 

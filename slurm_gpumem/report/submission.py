@@ -179,7 +179,7 @@ def _estimated(plan: Plan, estimate: Estimate) -> str:
     if plan.workload.script:
         return f"{plan.script_name}, {estimate.assumptions[0]},"
     from slurm_gpumem.estimators.job.training_job import describe_estimated, describe_job
-    from slurm_gpumem.terminal.chart import speaks_unicode
+    from slurm_gpumem.terminal.bars import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
     peak = format_mib(estimate.peak_mib)

@@ -31,7 +31,7 @@ def decide(asked: Submission) -> Plan:
     except NotEstimatedError as error:
         return _kept_whole(asked, error.why)
     if asked.gpus.gpus > 1:
-        from slurm_gpumem.submission.job.several_gpus import refuse_more_ranks_than_gpus
+        from slurm_gpumem.submission.job.launcher import refuse_more_ranks_than_gpus
 
         refuse_more_ranks_than_gpus(asked)
     try:

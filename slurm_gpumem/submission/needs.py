@@ -76,7 +76,7 @@ def _of_all_processes(asked: Submission, needs: Needs) -> Needs:
     ):
         return needs
     from slurm_gpumem.estimators import remembered
-    from slurm_gpumem.submission.job.several_gpus import ranks_on_one_gpu
+    from slurm_gpumem.submission.job.launcher import ranks_on_one_gpu
 
     processes, notes = ranks_on_one_gpu(asked)
     # Earlier runs were measured with all of their processes.

@@ -6,14 +6,14 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Sequence, TextIO, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.units import exact_mib
+from slurm_gpumem.terminal.bars import speaks_unicode
 
 # Filled curves for a terminal: what a cell shows, and a small plot a few lines high.
 
 
-_VERTICAL_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
 def plot(
@@ -60,54 +60,7 @@ def block(value: Optional[float], row: int, top: float, height: int, unicode: bo
         return "#" if filled >= 0.5 else " "
     # The lowest row shows that there was something at all.
     least = 1 if row == 0 and value > 0 else 0
-    return _VERTICAL_EIGHTHS[max(least, min(8, round(filled * 8)))]
-
-
-# The parts of an estimate as lines of text: a name, MiB, and a bar each.
-
-
-_EIGHTHS = " ▏▎▍▌▋▊▉"
-_FULL = "█"
-BAR_WIDTH = 40
-
-
-def parts_lines(parts: Mapping[str, int], *, unicode: bool = True) -> List[str]:
-    """One line a part; a bar of BAR_WIDTH is the whole."""
-    whole = sum(parts.values())
-    width = max((len(name) for name in parts), default=0)
-    return [
-        f"  {name:<{width}} {exact_mib(size):>13}  {bar(size, whole, unicode=unicode)}".rstrip()
-        for name, size in parts.items()
-    ]
-
-
-def bar(part: int, whole: int, *, width: int = BAR_WIDTH, unicode: bool = True) -> str:
-    """A bar whose length is `part` of `whole`; anything above nothing shows."""
-    if part <= 0 or whole <= 0:
-        return ""
-    if not unicode:
-        return "#" * max(1, round(part / whole * width))
-    eighths = max(1, round(part / whole * width * 8))
-    return (_FULL * (eighths // 8) + _EIGHTHS[eighths % 8]).strip()
-
-
-def speaks_unicode(stream: Optional[TextIO] = None) -> bool:
-    """Whether bars and arrows can be written to the stream (default: stdout)."""
-    encoding = getattr(sys.stdout if stream is None else stream, "encoding", None) or "ascii"
-    try:
-        "█▏→│└─".encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def terminal_width(stream: Optional[TextIO] = None) -> Optional[int]:
-    """Columns of the terminal that the stream (default: stdout) is; None for a file or a pipe."""
-    if not (sys.stdout if stream is None else stream).isatty():
-        return None
-    import shutil
-
-    return shutil.get_terminal_size().columns
+    return _EIGHTHS[max(least, min(8, round(filled * 8)))]
 
 
 _STEPS = (1, 2, 5, 10)

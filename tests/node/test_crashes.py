@@ -19,7 +19,7 @@ from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.sampler import tracked_jobs
 from slurm_gpumem.node.sampler.sampler import Sampler
-from slurm_gpumem.node.sources.base import choose_source
+from slurm_gpumem.node.sources.choose import choose_source
 from tests.node.conftest import OTHER_USER, USER, Node, kill, left_of_daemons, needs_root, samplers_of
 from tests.support.waiting import until
 

@@ -99,7 +99,7 @@ def _gpu(settings: JobSettings, config: Config, shard_mib: int) -> Tuple[Gpu, Tu
         from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 
         return find_gpu(settings.gpu).in_shards(shard_mib), ()
-    from slurm_gpumem.submission.candidate_gpus import choose_gpu
+    from slurm_gpumem.submission.default_gpu import choose_gpu
 
     chosen = choose_gpu(None, config, shard_mib)
     return chosen.gpus[0], chosen.notes

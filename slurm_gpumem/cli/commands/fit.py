@@ -24,7 +24,7 @@ from slurm_gpumem.estimators.largest import batch_limits
 from slurm_gpumem.estimators.registry import refuse_guess
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.report.fit import SCHEMA, fit_json, fit_lines
-from slurm_gpumem.submission.candidate_gpus import cluster_gpus
+from slurm_gpumem.submission.default_gpu import cluster_gpus
 from slurm_gpumem.submission.job.settings import ANY_GPU, job_settings
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say

@@ -17,7 +17,7 @@ from slurm_gpumem.cli.options.screen_options import add_color, add_units
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.report import fields
 from slurm_gpumem.report.times import joined_times, parse_time
-from slurm_gpumem.terminal.chart import speaks_unicode, terminal_width
+from slurm_gpumem.terminal.bars import speaks_unicode, terminal_width
 from slurm_gpumem.terminal.colour import palette
 from slurm_gpumem.terminal.progress import ProgressBar
 from slurm_gpumem.terminal.say import say

@@ -19,7 +19,7 @@ from slurm_gpumem.estimators.job.training_job import training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.script_trace import rank_notes, shown_on, trace_lines
-from slurm_gpumem.submission.candidate_gpus import choose_gpu
+from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.submission.job.job_variables import job_environment
 from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
 from slurm_gpumem.submission.job_trace.batch_script import facts_of

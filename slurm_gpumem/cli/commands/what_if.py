@@ -58,7 +58,8 @@ def _sharing(args: argparse.Namespace) -> Sharing:
 
     how = new_site("level")
     if not args.from_file:
-        from slurm_gpumem.site.nodes import context_in_table, memory_in_table, with_hidden_nodes
+        from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
+        from slurm_gpumem.site.nodes import context_in_table, memory_in_table
         from slurm_gpumem.site.setup.setup import SetupOptions, propose
         from slurm_gpumem.site.snapshot import gather
 

@@ -16,7 +16,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.explain.reasons import peak_reasons
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.why.text import SCHEMA, why_json, why_lines
-from slurm_gpumem.submission.candidate_gpus import choose_gpu
+from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import sizes_in

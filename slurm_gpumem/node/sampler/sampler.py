@@ -44,7 +44,8 @@ from slurm_gpumem.node.sampler.slots import SlotSignals
 from slurm_gpumem.node.sampler.slowdown import Alone, claimed_alone, trains
 from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import GpuUsage, JobUsage, Stretch, stretch_of, usage_from
-from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, SourceError, choose_source
+from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, SourceError
+from slurm_gpumem.node.sources.choose import choose_source
 
 _ACCOUNTING_EVERY = 5
 _ELSEWHERE_EVERY = 5

@@ -6,7 +6,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.report.top.types import TopGpu, TopJob, View
-from slurm_gpumem.terminal.chart import bar
+from slurm_gpumem.terminal.bars import bar
 from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import clipped, count, printable

@@ -14,7 +14,8 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site import queue_order
-from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup, cloud_notes
+from slurm_gpumem.site.hidden_nodes import cloud_notes
+from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup
 from slurm_gpumem.site.queue_order import flow_settings, has_patience
 from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf, refuse_pending_edits, same_gres
 from slurm_gpumem.site.setup.gres_conf import edit_gres_conf, in_device_order
