@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.utilization import sets
+from slurm_gpumem.utilization import interference
 from slurm_gpumem.utilization.interference import JobLoad, Prepared, pressure, stretch
 
 _USUAL_OCCUPANCY, _USUAL_DRAM = 0.3, 0.4
@@ -21,8 +21,10 @@ class SetJob(NamedTuple):
 
 
 def predicted_speeds(way: str, loads: Sequence[JobLoad], users: Sequence[str]) -> List[float]:
-    """The share of its speed alone that each of these users' jobs keeps; `way` is one of sets.WAYS."""
-    return sets.speeds(way, [SetJob(user, sets.prepared(load)) for load, user in zip(loads, users)])
+    """The share of its speed alone that each of these users' jobs keeps; `way`: one of interference.WAYS."""
+    return interference.speeds(
+        way, [SetJob(user, interference.prepared(load)) for load, user in zip(loads, users)]
+    )
 
 
 def filled_gpus(

@@ -11,8 +11,8 @@ from lab.rows import rows_in
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
+from slurm_gpumem.utilization.interference import EQUAL, PER_USER, SHARED, SIDE, TIMESLICE, TURNS
 from slurm_gpumem.utilization.model import TARGETS
-from slurm_gpumem.utilization.sets import EQUAL, PER_USER, SHARED, SIDE, TIMESLICE, TURNS
 
 SOLO_FILES = (
     "rows-utilization",

@@ -17,7 +17,7 @@ from slurm_gpumem import decide, estimate, submit
 from slurm_gpumem.api import JobOptions
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import show_job, wait_for_job
+from slurm_gpumem.devcluster.demo import show_job, wait_for_job
 from slurm_gpumem.errors import DoesNotFitError, GpumemError, SlurmError, UnknownNameError, UsageError
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.slurm.submit.sbatch import SbatchRefusedError

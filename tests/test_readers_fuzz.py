@@ -34,16 +34,16 @@ from slurm_gpumem.formats.decisions import BadDecisionsError, read_decisions
 from slurm_gpumem.formats.job_record import BadRecordError, parse_job_record
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.hooks.inbox import read_request
-from slurm_gpumem.node.sampler import counters
+from slurm_gpumem.node.sampler import prometheus
 from slurm_gpumem.recovery.job_comment import parse_comment
-from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.gpu_use import read_jobstats
+from slurm_gpumem.simulation.what_if_text import parse_fleet
 from slurm_gpumem.site.doctor.lua_report import parse_report
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi
 from slurm_gpumem.slurm import client, gres, node_names
 from slurm_gpumem.slurm.conf import config_show
-from slurm_gpumem.slurm.state import nodes, queue, sacct, sacctmgr
+from slurm_gpumem.slurm.state import nodes, queue, sacct
 from slurm_gpumem.slurm.state.history import parse_history
 from slurm_gpumem.slurm.submit.directives import read_directives
 from slurm_gpumem.slurm.submit.script import read_script
@@ -178,7 +178,7 @@ READERS: Dict[str, Reader] = {
     ),
     "remembered": Reader(of_file(_remembered), (REMEMBERED,)),
     "node's job": Reader(_job_file, (RECORD_BYTES,)),
-    "tally": Reader(of_file(counters.load_tally), (table(counters.SCHEMA, ratios=[1, 2, 3]),)),
+    "tally": Reader(of_file(prometheus.load_tally), (table(prometheus.SCHEMA, ratios=[1, 2, 3]),)),
     "request of a hook": Reader(of_file(read_request, "prolog.7.1"), ("SLURM_JOB_ID=7\0x=1\0end",)),
     "gres": Reader(_gres, ("gpu:a100:4(S:0-1),shard:a100:160", "gres/shard:a100=12", "gpu:3090:2,mps:100")),
     "nodes": Reader(
@@ -198,7 +198,7 @@ READERS: Dict[str, Reader] = {
         lambda text, _: parse_history(text.splitlines(), "x"), _examples("sacct.txt")
     ),
     "sacctmgr": Reader(
-        lambda text, _: sacctmgr.parse_limits(text, text), ("normal|gres/gpu=2||cpu=9|\n",)
+        lambda text, _: sacct.parse_limits(text, text), ("normal|gres/gpu=2||cpu=9|\n",)
     ),
     "script and its directives": Reader(
         of_file(lambda path: read_directives(read_script(str(path)), ["model", "slot"]), "job.sh"),

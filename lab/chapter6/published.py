@@ -11,8 +11,8 @@ from typing import List, Mapping, NamedTuple, Optional, Tuple
 from lab.score.loads import CHOSEN
 from lab.simulate.layouts import LAYOUTS, Layout
 from lab.simulate.policies import GB, POLICIES, WINDOW_S, with_slowdown
-from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.types import MIG, Fleet, Policy
+from slurm_gpumem.simulation.what_if_text import parse_fleet
 
 GPUS = "4xa100-40gb"
 POWER_LIMIT = 275.0

@@ -21,8 +21,8 @@ from lab.simulate.figures import figures
 from lab.simulate.policies import find_policy
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.policies import SLURM_TIMING
 from slurm_gpumem.simulation.types import Fleet, Setup, Turns
+from slurm_gpumem.simulation.what_if import SLURM_TIMING
 from slurm_gpumem.utilization.interference import JobLoad
 
 ROWS = DATA / "fairness" / "rows.jsonl"

@@ -26,14 +26,15 @@ from slurm_gpumem.utilization.interference import (
     FORMAT,
     MODES,
     NAMES,
+    PER_USER,
     POSITIVE,
+    SIDE,
     START,
     JobLoad,
     Turns,
     prepare,
 )
-from slurm_gpumem.utilization.sets import PER_USER, SIDE
-from slurm_gpumem.utilization.sets import speeds as set_speeds
+from slurm_gpumem.utilization.interference import speeds as set_speeds
 
 Known = Dict[str, float]
 Array = Any

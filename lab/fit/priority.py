@@ -17,8 +17,15 @@ from lab.rows import read_rows
 from lab.shared_speeds import load_from, usual_load
 from lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import budget
-from slurm_gpumem.utilization.interference import FILE, JobLoad, Prepared, Priority, prepare
-from slurm_gpumem.utilization.sets import SIDE, by_priority
+from slurm_gpumem.utilization.interference import (
+    FILE,
+    SIDE,
+    JobLoad,
+    Prepared,
+    Priority,
+    by_priority,
+    prepare,
+)
 
 ROWS = SETS / "priorities.jsonl"
 LOW: Mapping[str, FrozenSet[str]] = {

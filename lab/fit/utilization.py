@@ -27,8 +27,17 @@ from lab.places import MODELS, UTILIZATION_FOLDS
 from lab.score.gpuutilnet_table import BUSY, class_of, dataset_of
 from lab.traced_work import load_traced
 from lab.utilization_runs import SOLO_FILES, SOLO_FOLDERS, load_solo, load_solo_texts
-from slurm_gpumem.utilization.features import NAMES, features, logit
-from slurm_gpumem.utilization.model import FILE, FORMAT, LEVELS, STEEPEST, TARGETS, from_json
+from slurm_gpumem.utilization.model import (
+    FILE,
+    FORMAT,
+    LEVELS,
+    NAMES,
+    STEEPEST,
+    TARGETS,
+    features,
+    from_json,
+    logit,
+)
 from slurm_gpumem.utilization.predict import SUMMARY, TRACE, centers, level_of, plain_answers
 from slurm_gpumem.utilization.roofline import rates_of, step_times
 

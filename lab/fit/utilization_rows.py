@@ -10,7 +10,7 @@ from lab.traced_work import TracedWork
 from lab.utilization_runs import Solo
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.utilization.features import TextQuality
+from slurm_gpumem.utilization.model import TextQuality
 from slurm_gpumem.utilization.predict import TRACE, why_unknown
 from slurm_gpumem.utilization.work import StepWork, step_work
 

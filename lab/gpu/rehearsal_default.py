@@ -38,7 +38,7 @@ from lab.score.short_queue import MEMORY_GIB, QUEUE
 from lab.shared_speeds import usual_load
 from slurm_gpumem.site.queue_order import flow_settings
 from slurm_gpumem.utilization.budget import worst_of
-from slurm_gpumem.utilization.sets import SHARED
+from slurm_gpumem.utilization.interference import SHARED
 
 MODE = "default"
 SHORT = (3, 8)

@@ -1,6 +1,6 @@
 """Energy of the same work together and alone, measured and modelled: `python -m lab.score.energy`.
 
-First the line of power that `simulation/power.py` has, fitted again on the jobs that were measured alone.
+First the line of power that `simulation/types.py` has, fitted again on the jobs that were measured alone.
 Then the sets of jobs: watts of the set over the watts that its jobs would have drawn one after the other,
 each for its part of the work. Below 1, sharing saves energy.
 """
@@ -13,10 +13,9 @@ from lab.command import exit_code
 from lab.places import GROUND_TRUTH
 from lab.shared_speeds import load_from, predicted_speeds
 from lab.utilization_runs import SharedSet, load_sets, load_solo, way_of
-from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.power import IDLE, PER_ACTIVE, PER_DRAM, watts
-from slurm_gpumem.simulation.types import Fleet
-from slurm_gpumem.utilization.sets import EQUAL, PER_USER, TIMESLICE
+from slurm_gpumem.simulation.types import IDLE, PER_ACTIVE, PER_DRAM, Fleet, watts
+from slurm_gpumem.simulation.what_if_text import parse_fleet
+from slurm_gpumem.utilization.interference import EQUAL, PER_USER, TIMESLICE
 
 HEAVY = 1.2
 """Jobs whose activities alone add up to more than this do not fit beside each other."""

@@ -21,11 +21,11 @@ from lab.simulate.compare import varied
 from lab.simulate.generate import generate
 from lab.simulate.policies import PUBLISHED_TIMING, find_policy
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.policies import SLURM_TIMING
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
+from slurm_gpumem.simulation.what_if import SLURM_TIMING
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.sets import SHARED
+from slurm_gpumem.utilization.interference import SHARED
 
 LOADS = (0.7, 1.0, 2.0)
 FRESH, FRESH_LONGEST_S = 300, 7200.0

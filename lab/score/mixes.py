@@ -14,8 +14,7 @@ from lab.command import print_lines
 from lab.shared_speeds import filled_gpus, load_from, predicted_speeds
 from lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import share_for, worst_of
-from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
+from slurm_gpumem.utilization.interference import PER_USER, SHARED, TIMESLICE, JobLoad
 
 LIMITS = (1.25, 1.5, 1.99, 2.0, 3.0, 3.5)
 USERS = ((PER_USER, 1), (PER_USER, 2), (PER_USER, 9), (SHARED, 2), (TIMESLICE, 2))

@@ -18,8 +18,7 @@ from lab.score.sets import JudgedSet, figure_lines
 from lab.shared_speeds import SetJob, load_from
 from lab.utilization_runs import SharedSet, load_sets, way_of
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.utilization.interference import FILE, FORMAT, Interference, from_json, prepare
-from slurm_gpumem.utilization.sets import SIDE, speeds
+from slurm_gpumem.utilization.interference import FILE, FORMAT, SIDE, Interference, from_json, prepare, speeds
 
 PREFIX = "check-pairs"
 FROZEN = SETS / "frozen-pairs.json"

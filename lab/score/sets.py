@@ -9,9 +9,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from lab.places import INTERFERENCE_FOLDS
 from lab.shared_speeds import SetJob, load_from, simple_speed
 from lab.utilization_runs import SharedSet, way_of
-from slurm_gpumem.utilization.interference import NAMES, JobLoad, packaged, prepare
-from slurm_gpumem.utilization.sets import SIDE
-from slurm_gpumem.utilization.sets import speeds as set_speeds
+from slurm_gpumem.utilization.interference import NAMES, SIDE, JobLoad, packaged, prepare
+from slurm_gpumem.utilization.interference import speeds as set_speeds
 
 Known = Mapping[str, float]
 

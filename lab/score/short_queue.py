@@ -18,7 +18,7 @@ from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Timing
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.sets import SHARED
+from slurm_gpumem.utilization.interference import SHARED
 
 MEMORY_GIB = {"small": 8, "text16": 16, "conv32": 20, "conv256": 36, "text128": 40}
 QUEUE: Tuple[Tuple[str, int], ...] = (

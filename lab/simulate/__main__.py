@@ -23,9 +23,9 @@ from lab.simulate.policies import (
 from lab.simulate.trace_file import read_trace, write_trace
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.requests import ESTIMATORS
 from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing, Turns
+from slurm_gpumem.simulation.what_if_text import parse_fleet
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_seconds

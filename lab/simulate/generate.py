@@ -12,8 +12,8 @@ from math import exp
 from random import Random
 from typing import List
 
-from slurm_gpumem.simulation.prior import PRIORS, draw_load, draw_memory
 from slurm_gpumem.simulation.types import Fleet, SimJob
+from slurm_gpumem.simulation.what_if import PRIORS, draw_load, draw_memory
 
 SIZES = (1, 2, 4, 8, 16, 32)
 WEIGHTS = (52.5, 7.3, 7.3, 22.6, 8.3, 2.0)

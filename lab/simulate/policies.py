@@ -11,8 +11,8 @@ from typing import Dict
 
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.simulation.policies import SLURM_POLICIES, SLURM_TIMING
 from slurm_gpumem.simulation.types import Policy, Timing
+from slurm_gpumem.simulation.what_if import SLURM_POLICIES, SLURM_TIMING
 
 WINDOW_S = 90.0
 MAX_ACTIVE = 0.8

@@ -12,8 +12,8 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import parse_end
 from slurm_gpumem.formats.verdicts import OOM
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
+from slurm_gpumem.slurm.state.queue import FINAL
 from slurm_gpumem.slurm.state.sacct import SlurmRow, ask_runs
-from slurm_gpumem.slurm.states import FINAL
 
 _BATCH = 400
 _BUDGET_S = 1.0

@@ -23,10 +23,9 @@ from slurm_gpumem.devcluster.installation import (
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.ports import PortReservation
 from slurm_gpumem.devcluster.processes import Process
-from slurm_gpumem.devcluster.scripts import find_python, write_script
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
 from slurm_gpumem.devcluster.state import ClusterState
-from slurm_gpumem.devcluster.tree import TreeSlurm
+from slurm_gpumem.devcluster.tree import TreeSlurm, find_python, write_script
 from slurm_gpumem.errors import DevClusterError
 
 STATE_VARIABLE = "GPUMEM_DEVCLUSTER"

@@ -5,27 +5,106 @@ Run by `make demo`. The daemons and the scheduling are real; the GPUs are stand-
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.devcluster import cluster as devcluster
-from slurm_gpumem.devcluster import demo_report, hooks
+from slurm_gpumem.devcluster import hooks
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
 from slurm_gpumem.errors import DevClusterError
-from slurm_gpumem.slurm.state.placement import Placement, placements
+from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, read_job_record
+from slurm_gpumem.slurm.state.queue import FINAL
+from slurm_gpumem.slurm.state.running import Placement, placements
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import count
+
+# Follow jobs in a dev cluster: where they are and when they end.
+
+
+_POLL_S = 0.05
+_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)")
+
+
+def show_job(cluster: Cluster, job_id: str) -> Dict[str, str]:
+    """The fields of `scontrol show job -d`; a comment that contains `word=` is cut there."""
+    done = cluster.run(["scontrol", "show", "job", "-d", "-o", str(job_id)])
+    if done.returncode != 0:
+        raise DevClusterError(f"scontrol show job {job_id}: {done.stderr.strip()}")
+    return dict(_FIELD.findall(done.stdout.strip()))
+
+
+def wait_for_job(
+    cluster: Cluster, job_id: str, states: Sequence[str] = FINAL, timeout_s: float = 60.0
+) -> Dict[str, str]:
+    """The job's fields once it is in one of `states`; raises DevClusterError if that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        fields = show_job(cluster, job_id)
+        if fields["JobState"] in states:
+            return fields
+        if time.monotonic() > deadline:
+            raise DevClusterError(
+                f"job {job_id} is {fields['JobState']} ({fields.get('Reason', 'no reason')}) "
+                f"after {timeout_s:.0f} s, not {' or '.join(states)}"
+            )
+        time.sleep(_POLL_S)
+
+
+# The demo's last part: the nodes' hooks measure its jobs, and `gpumem report` shows the results.
+
+
+_PATIENCE_S = 60.0
+
+
+def report(cluster: Cluster, job_ids: Iterable[str]) -> str:
+    """`gpumem report` of the demo's jobs, once their records are closed."""
+    deadline = time.monotonic() + _PATIENCE_S
+    waiting = {*job_ids}
+    while waiting and time.monotonic() < deadline:
+        waiting = {job_id for job_id in waiting if not _closed(cluster.layout.records, job_id)}
+        time.sleep(0.1)
+    done = cluster.run(
+        [str(Path(sys.executable).with_name("gpumem")), "report"],
+        env={"PYTHONIOENCODING": sys.stdout.encoding or "ascii", "XDG_CACHE_HOME": str(cluster.layout.root)},
+        timeout_s=_PATIENCE_S,
+    )
+    return (done.stdout + done.stderr).rstrip()
+
+
+def wait_until_measured(cluster: Cluster, job_id: str) -> None:
+    """Until its record has its memory."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        record = _record(cluster.layout.records, job_id)
+        if record is not None and record.measured.peak_mib:
+            return
+        time.sleep(0.1)
+    raise DevClusterError(f"job {job_id} was not measured within {_PATIENCE_S:.0f} s")
+
+
+def _closed(records: Path, job_id: str) -> bool:
+    record = _record(records, job_id)
+    return record is not None and record.end is not None
+
+
+def _record(records: Path, job_id: str) -> Optional[JobRecord]:
+    for path in records.glob(f"{job_id}.*.json"):
+        with contextlib.suppress(OSError, BadRecordError):  # a moment later it is whole
+            return read_job_record(path)
+    return None
+
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 _SCRIPTS = (
@@ -41,7 +120,6 @@ max_slowdown = 2.5
 mps = "shared"
 """
 """What `gpumem setup` writes, as far as a request depends on it."""
-_PATIENCE_S = 60.0
 
 Places = Mapping[str, List[Placement]]
 """Job → its GPUs, at one moment."""
@@ -107,7 +185,7 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
         f"Job {last} ({_LAST}) waits: its memory would fit, its activity would not."
     )
     _title(f"4. scancel {by_name[_CANCELLED]}: its neighbours go on")
-    demo_report.wait_until_measured(cluster, by_name[_CANCELLED])
+    wait_until_measured(cluster, by_name[_CANCELLED])
     cluster.run(["scancel", by_name[_CANCELLED]], check=True)
     after = _wait(cluster, lambda now: last in now, f"job {last} did not start")
     _picture(jobs, after)
@@ -123,7 +201,7 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
         "Slurm ran it again with a larger share. Hooks on the node measured all of them; their owner sees:\n"
         "\n$ gpumem report"
     )
-    print(demo_report.report(cluster, [job.job_id for job in jobs]), flush=True)
+    print(report(cluster, [job.job_id for job in jobs]), flush=True)
     _say(
         "\nEst: the estimate. Need: with a reserve. Share: the shards held. Peak: what it took at most.\n"
         "SM%: its part of the GPU's activity. With: who ran on the same GPU."

@@ -16,8 +16,17 @@ from slurm_gpumem.devcluster.config import Place, cgroup_conf, own_settings
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.client import Version
-from slurm_gpumem.slurm.conf.conf_file import Edit, Include, Statement, Tree, Where, apply, read_tree
-from slurm_gpumem.slurm.conf.conf_nodes import attributes_of, lines_of
+from slurm_gpumem.slurm.conf.conf_file import (
+    Edit,
+    Include,
+    Statement,
+    Tree,
+    Where,
+    apply,
+    attributes_of,
+    lines_of,
+    read_tree,
+)
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 

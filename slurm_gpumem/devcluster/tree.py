@@ -8,14 +8,36 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 from slurm_gpumem.devcluster.enter import MARKER
 from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.scripts import find_python, write_script
 from slurm_gpumem.errors import DevClusterError
+
+# Small shell scripts for the cluster's users.
+
+
+def write_script(path: Path, *lines: str) -> None:
+    """Write a shell script that everybody may run."""
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+
+
+def find_python() -> Tuple[str, ...]:
+    """Lines that set $python: ours if the user may run it, otherwise the system's."""
+    # Ours may be in a home directory that others cannot enter, or outside a tree that we changed into.
+    ours = os.path.realpath(sys.executable)
+    candidates = " ".join(shlex.quote(path) for path in (ours, "/usr/bin/python3", "python3"))
+    return (
+        f"for python in {candidates}; do",
+        '  command -v "$python" >/dev/null 2>&1 && break',
+        "done",
+    )
+
 
 _CLIENTS = [
     "sacct",

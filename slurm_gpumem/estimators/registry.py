@@ -81,8 +81,7 @@ def refuse_guess(summary: ModelSummary, estimator: str) -> None:
     custom = custom_forward(summary)
     if custom is None or not custom.no_shapes:
         return
-    from slurm_gpumem.summaries.example_input import example_input, takes_tokens, torchinfo_call
-    from slurm_gpumem.summaries.input_shape import shape_words
+    from slurm_gpumem.summaries.input_shape import example_input, shape_words, takes_tokens, torchinfo_call
 
     sample = example_input(summary)
     raise SummaryError(

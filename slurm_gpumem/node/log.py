@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Callable, Dict
 
 _LIMIT = 1_000_000
 
@@ -28,3 +29,31 @@ def log(run_dir: Path, message: str) -> None:
     except OSError as error:
         # A full disk must not stop a hook; whoever runs it by hand still sees why.
         print(f"gpumem: {line} (and the log cannot be written: {error})", file=sys.stderr)
+
+
+# Problems while sampling are logged once, not once a second.
+
+
+class ProblemLog:
+    """Remembers the last problem it has logged for each subject."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._logged: Dict[str, str] = {}
+
+    def report(self, subject: str, message: str) -> None:
+        """Log it, unless it is what was last logged for the subject."""
+        if self._logged.get(subject) != message:
+            self._logged[subject] = message
+            log(self._root, f"sampler: {message}")
+
+    def resolved(self, subject: str) -> None:
+        """It works again: the next problem is logged, even if it is the same one."""
+        self._logged.pop(subject, None)
+
+    def attempt(self, action: Callable[[], object]) -> None:
+        """The sampler outlives full disks and stuck locks; it logs them and goes on."""
+        try:
+            action()
+        except OSError as error:
+            self.report("files", str(error))

@@ -27,8 +27,7 @@ from slurm_gpumem.formats.verdicts import (
     SLOT,
 )
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.slurm.state.queue import SlurmJob
-from slurm_gpumem.slurm.states import REQUEUED
+from slurm_gpumem.slurm.state.queue import REQUEUED, SlurmJob
 
 NEAR = 0.9
 """A peak at this part of the limit is near it."""

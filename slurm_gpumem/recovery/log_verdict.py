@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Iterator, List, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.recovery.end_message import RUN_ENDED
+from slurm_gpumem.recovery.job_comment import RUN_ENDED
 from slurm_gpumem.recovery.patterns import Kind, find_pattern
 
 MAX_LINES = 4000

@@ -14,8 +14,7 @@ from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.formats.slot_state import FOLDER_VARIABLE, SlotState, read_slot_state
 from slurm_gpumem.formats.verdicts import SLOT, VERDICTS
-from slurm_gpumem.recovery.job_comment import JobComment
-from slurm_gpumem.recovery.refusal import Refusal
+from slurm_gpumem.recovery.job_comment import JobComment, Refusal
 from slurm_gpumem.slurm.gres import Held, gres_word, held_by, replaced
 from slurm_gpumem.slurm.state.queue import Job
 from slurm_gpumem.units import ceil_div

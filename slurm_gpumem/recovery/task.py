@@ -13,9 +13,9 @@ import signal
 import sys
 import time
 from math import ceil
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.config.node import load_node_config, run_dir
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError, UsageError
@@ -28,25 +28,156 @@ from slurm_gpumem.formats.job_record import (
     read_job_record,
     record_name,
 )
-from slurm_gpumem.formats.task_file import read_task_gpus
-from slurm_gpumem.formats.verdicts import NO_RUN, SAVED, SLOT, VERDICTS
+from slurm_gpumem.formats.notes import read_fault_note
+from slurm_gpumem.formats.task_file import TaskGpu, read_task_gpus
+from slurm_gpumem.formats.verdicts import NEIGHBOUR, NO_RUN, OOM, SAVED, SLOT, VERDICTS
 from slurm_gpumem.node.gpus import is_instance
-from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.recovery.end_message import RUN_ENDED, end_message
-from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_end
+from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
+from slurm_gpumem.node.mps.daemons import MpsService
+from slurm_gpumem.node.records import NEAR
+from slurm_gpumem.recovery.job_comment import (
+    RUN_ENDED,
+    JobComment,
+    Refusal,
+    end_message,
+    parse_comment,
+    with_end,
+)
+from slurm_gpumem.recovery.log_end import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
-from slurm_gpumem.recovery.neighbours import jobs_hit_too
 from slurm_gpumem.recovery.patterns import Kind
 from slurm_gpumem.recovery.plan import why_not
-from slurm_gpumem.recovery.refusal import Refusal
 from slurm_gpumem.recovery.slots import next_slot, state_of_run
-from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
-from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.node_names import expand_names
 from slurm_gpumem.slurm.state.controller import Controller
 from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE
 from slurm_gpumem.slurm.state.queue import Job, job_name
+
+# The text of a log checked against the measurement: which of it may be believed.
+
+
+_FAR = 0.5
+"""Less than this part of the limit, including what was asked for last: then memory was not what it lacked."""
+_NOTHING = 0.1
+"""The same where the text does not say what was asked for."""
+_ENOUGH_SAMPLES = 5
+"""With fewer samples the peak may have been missed."""
+
+
+class Measured(NamedTuple):
+    """The node's measurement of a run, as far as it is known when the run ends."""
+
+    peak_mib: Optional[float] = None
+    limit_mib: Optional[float] = None
+    """What its share allows, or the GPU has."""
+    samples: int = 0
+    fresh: bool = False
+    """Whether it was written just now: an older one can say that much was used, not that little was."""
+    overran: bool = False
+    """Whether the node ended its processes, because it took more than its share beside others."""
+    crowded: bool = False
+    """Whether another job took more than its share beside it."""
+
+    @property
+    def part(self) -> Optional[float]:
+        """The peak as a part of the limit, when both are known."""
+        if self.peak_mib is None or not self.limit_mib:
+            return None
+        return self.peak_mib / self.limit_mib
+
+    @property
+    def certain(self) -> bool:
+        """Whether a low peak means that little was used."""
+        return self.part is not None and self.fresh and self.samples >= _ENOUGH_SAMPLES
+
+
+def verdict_on(log: LogVerdict, measured: Measured, hit_too: Sequence[int] = ()) -> Optional[str]:
+    """Why a run that fails with this log ended: the name of a verdict, None for a reason that has none.
+
+    `hit_too` are the user's other jobs that the same GPU fault has hit.
+    """
+    if measured.overran:
+        return OOM
+    if log.kind is Kind.FAULT:
+        return NEIGHBOUR if hit_too else None
+    if log.kind is Kind.MAYBE:
+        near = measured.part is not None and measured.part >= NEAR
+        return OOM if near else None
+    if log.kind is Kind.OOM and measured.crowded and not _was_at_its_limit(log, measured):
+        return NEIGHBOUR
+    if log.kind is Kind.OOM:
+        return OOM if _may_have_run_out(log, measured) else None
+    return log.kind.value if log.kind and log.kind.value in VERDICTS else None
+
+
+def _was_at_its_limit(log: LogVerdict, measured: Measured) -> bool:
+    """Whether its own share was too small, whoever took what beside it."""
+    if log.need_mib is None:
+        return measured.part is not None and measured.part >= NEAR
+    return measured.limit_mib is not None and max(measured.peak_mib or 0, log.need_mib) > measured.limit_mib
+
+
+def _may_have_run_out(log: LogVerdict, measured: Measured) -> bool:
+    """Whether the measurement allows that memory ran out: anybody can print such a line."""
+    if not measured.certain or measured.part is None or measured.limit_mib is None:
+        return True
+    if log.need_mib is None:
+        return measured.part >= _NOTHING
+    return (measured.peak_mib or 0) + log.need_mib >= _FAR * measured.limit_mib
+
+
+# Was a GPU fault perhaps a neighbour's? Asked by the task epilog, as the user, while the job is still here.
+#
+# MPS hands one client's fatal fault to all clients of that server and does not say whose it was. So a fault
+# counts as a neighbour's when there was one: another job at the same server that it hit too. That is the
+# sampler's finding, which root leaves in a note. A user's own daemon can be asked too.
+
+
+_PAUSE_S = 0.1
+
+
+def jobs_hit_too(
+    folder: RunFolder, config: NodeConfig, job_id: int, uid: int, *, wait_s: float = 0.0
+) -> List[int]:
+    """The other jobs that a fault of its MPS server has hit too; none when there was no fault.
+
+    The sampler needs a look or two to see it: it is waited for.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        others = {
+            other
+            for gpu in read_task_gpus(folder.task_file(job_id))
+            for other in _hit_on(folder, config, gpu, uid)
+        }
+        if others - {job_id} or time.monotonic() >= deadline:
+            return sorted(others - {job_id})
+        time.sleep(_PAUSE_S)
+
+
+def _hit_on(folder: RunFolder, config: NodeConfig, gpu: TaskGpu, uid: int) -> List[int]:
+    shared = gpu.pipe == str(folder.pipe(gpu.uuid, SHARED_UID))
+    note = read_fault_note(folder.fault_note(gpu.uuid, SHARED_UID if shared else uid), time.time())
+    if note is not None:
+        return list(note.jobs)
+    if not shared and MpsService(folder, config.mps_control).faulted(gpu.uuid, uid):
+        return list(_at_daemon(folder, gpu.pipe))
+    return []
+
+
+def _at_daemon(folder: RunFolder, pipe: str) -> Iterator[int]:
+    """The jobs that the task prolog pointed at an MPS daemon, by the files that it reads too."""
+    try:
+        names = os.listdir(folder.jobs)
+    except OSError:
+        return
+    for name in names:
+        number, _, kind = name.partition(".")
+        is_task = kind == "task" and number.isdigit()
+        if is_task and any(gpu.pipe == pipe for gpu in read_task_gpus(folder.jobs / name)):
+            yield int(number)
+
 
 _LOOKS = 3
 """Of the sampler: the fault, the processes gone, and one that was just over."""

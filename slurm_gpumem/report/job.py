@@ -10,7 +10,7 @@ from slurm_gpumem.formats.verdicts import OOM, VERDICTS
 from slurm_gpumem.report.advice import advice
 from slurm_gpumem.report.fields import as_json
 from slurm_gpumem.terminal.bars import bar
-from slurm_gpumem.terminal.plot import plot
+from slurm_gpumem.terminal.chart import plot
 from slurm_gpumem.text import count, printable
 from slurm_gpumem.units import duration, energy, exact_mib, gpu_hours, moment, percent, short_mib
 

@@ -8,15 +8,12 @@ from heapq import heappop, heappush
 from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.simulation.gpu_state import GpuState, Task
-from slurm_gpumem.simulation.mig import slices_for
+from slurm_gpumem.simulation.gpu_state import GpuState, Task, slices_for
 from slurm_gpumem.simulation.places import NOWHERE, PlaceIndex, Places
-from slurm_gpumem.simulation.power import watts
 from slurm_gpumem.simulation.queues import Queue, queue_for
-from slurm_gpumem.simulation.requests import Asker
-from slurm_gpumem.simulation.sharing import speeds
+from slurm_gpumem.simulation.requests import Asker, speeds
 from slurm_gpumem.simulation.turns import check_turns, victims_for
-from slurm_gpumem.simulation.types import MIG, MODES, WHOLE, Setup, SimJob
+from slurm_gpumem.simulation.types import MIG, MODES, WHOLE, Setup, SimJob, watts
 
 _END, _GROW, _AGAIN, _WINDOW, _WAKE, _LEAVE = range(6)
 _NEVER = float("inf")

@@ -7,8 +7,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
 from slurm_gpumem.formats.gpu_names import profile_name
-from slurm_gpumem.simulation.power import max_watts
-from slurm_gpumem.simulation.types import Fleet
+from slurm_gpumem.simulation.types import Fleet, max_watts
 from slurm_gpumem.slurm.state.history import PastJob
 from slurm_gpumem.slurm.state.nodes import GpuNodes
 

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import Dict, Optional, Tuple
+from typing import Dict, List, Optional, Protocol, Sequence, Tuple
 
 from slurm_gpumem.errors import UnknownNameError
-from slurm_gpumem.simulation.mig import slices_for
-from slurm_gpumem.simulation.sharing import WAYS
+from slurm_gpumem.simulation.gpu_state import slices_for, speed_in
 from slurm_gpumem.simulation.types import MIG, WHOLE, Setup, SimJob
 from slurm_gpumem.units import ceil_div
+from slurm_gpumem.utilization import interference
 from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.sets import PER_USER
+from slurm_gpumem.utilization.interference import PER_USER, JobLoad
+
+# How fast the jobs of one GPU run, by the way in which it is shared.
+
+
+WAYS = {"mps": interference.PER_USER, "mps-shared": interference.SHARED, "timeslice": interference.TIMESLICE}
+
+
+class Resident(interference.Sharer, Protocol):
+    """A job on a GPU, as far as its speed depends on it."""
+
+    load: JobLoad
+    slices: int
+    """Of the memory, under MIG."""
+
+
+def speeds(mode: str, jobs: Sequence[Resident]) -> List[float]:
+    """For each job on a GPU, its speed relative to having the GPU to itself."""
+    if mode == MIG:
+        return [speed_in(job.slices, job.load) for job in jobs]
+    return interference.speeds(WAYS.get(mode, interference.PER_USER), jobs)
+
 
 ORACLE, NONE, REMEMBERED = "oracle", "none", "remembered"
 ESTIMATORS: Tuple[str, ...] = (

@@ -9,20 +9,70 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.doctor.hosts import HostReport, Question
-from slurm_gpumem.site.doctor.probe import examine
 from slurm_gpumem.site.doctor.probe_files import is_hidden
+from slurm_gpumem.site.doctor.probe_host import RUN_AS_SLURM, Host
+from slurm_gpumem.site.doctor.probe_node import check_node
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.setup.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.state.queue import newest_end
+
+# Examine the hooks and files on this host, for `gpumem doctor`.
+#
+# It runs nothing that somebody else than root could have changed.
+
+
+_NODE = """
+import json, sys
+from slurm_gpumem.config.node import load_node_config
+config = load_node_config(sys.argv[1])
+names = ("spool", "mps_control", "ledger", "slurm_bin", "prometheus_file")
+values = {name: getattr(config, name) for name in names}
+values["driver_limit"] = "yes" if getattr(config, "driver_limit", False) else None
+values["modes"] = " ".join(config.mps_anywhere())
+print(json.dumps({name: None if value is None else str(value) for name, value in values.items()}))
+"""
+
+
+def expanded(hooks: Iterable[Tuple[str, str]]) -> Iterator[Tuple[str, str]]:
+    """Each program of each hook: Slurm takes patterns, too (/etc/slurm/prolog.d/*)."""
+    for key, path in hooks:
+        found = sorted(glob.glob(path)) if glob.has_magic(path) else []
+        yield from ((key, name) for name in found or [path])
+
+
+def examine(question: Question) -> HostReport:
+    """Everything about this host that was asked for."""
+    host = Host(question)
+    for path in question.files:
+        host.is_safe(path)
+    for key, path in expanded(question.hooks):
+        settings = host.hook(key, path)
+        if not settings:
+            continue
+        host.site_file(key, settings)
+        if key in RUN_AS_SLURM:
+            host.facts["state_dir"] = settings.get("state_dir", "")
+        # Only these start Python; TaskProlog is plain shell.
+        python = host.interpreter(key, settings) if settings["modules"] else None
+        site_config = settings.get("site_config", "")
+        if python and key == "Prolog":
+            node = host.run_python(python, _NODE, site_config)
+            if node is not None:
+                check_node(host, python, settings, node, os.path.dirname(path))
+    missing = [path for path in question.devices if host.is_there(path) is False]
+    if missing:
+        host.fault("no-device", f"{', '.join(missing[:4])} of gres.conf: not on this host")
+    return HostReport(tuple(host.faults), tuple(sorted(set(host.unseen))), host.facts)
+
 
 CONTROLLER_HOOKS = ("EpilogSlurmctld", "PrologSlurmctld")
 HEARTBEAT = "gpumem-epilog-slurmctld"

@@ -24,7 +24,7 @@ from slurm_gpumem.slurm.conf.conf_file import Where, read_from_disk
 from slurm_gpumem.slurm.conf.config_show import show_config, version_of
 from slurm_gpumem.slurm.state import queue
 from slurm_gpumem.slurm.state.nodes import Record, ask_nodes, ask_partitions
-from slurm_gpumem.slurm.state.sacctmgr import Limit, ask_limits
+from slurm_gpumem.slurm.state.sacct import Limit, ask_limits
 
 FILES = ("slurm.conf", "gres.conf", "job_submit.lua", *LUA_FILES, "gpumem_site.lua", "gpumem.toml")
 INCLUDES_FROM_CONF: Version = (23, 2, 0)

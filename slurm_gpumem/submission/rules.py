@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, UsageError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.estimators.whatif import alternatives, largest_batch
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
@@ -14,12 +17,15 @@ from slurm_gpumem.submission.share.host import HostShare, host_share, named_cpus
 from slurm_gpumem.submission.share.request import (
     GpuRequest,
     fits_somewhere,
+    largest_kind,
     needs_whole_gpu,
     share_gpu,
     type_of_whole,
     whole_gpu,
 )
 from slurm_gpumem.submission.submission import Submission, Workload
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import format_mib
 
 if TYPE_CHECKING:
     from slurm_gpumem.estimators.types import CustomForward, Estimate
@@ -171,7 +177,6 @@ def _unfinished(case: Case) -> Optional[Verdict]:
 def _too_large(case: Case) -> Optional[Verdict]:
     if case.fits:
         return None
-    from slurm_gpumem.submission.does_not_fit import does_not_fit
 
     raise DoesNotFitError(does_not_fit(case.asked, case.workload, case.candidates, case.largest))
 
@@ -334,3 +339,36 @@ def _why_whole(case: Case) -> str:
     if case.candidates.whole_nodes:
         return f"partition {case.candidates.whole_nodes} gives whole nodes"
     return f"as {asked.settings.spelled('exclusive-gpu')} asks" if asked.settings.exclusive_gpu else ""
+
+
+# The answer no: the job is too large for every GPU in reach, and what would fit instead.
+
+
+def does_not_fit(asked: Submission, workload: Workload, candidates: CandidateGpus, largest: NeedOnGpu) -> str:
+    """Which GPU is too small, and which batch size or precision would be small enough."""
+    kind = largest_kind(candidates.kinds)
+    assert kind is not None
+    assert kind.memory_mib is not None
+    size = format_mib(kind.memory_mib).replace(".0 ", " ")
+    peak = format_mib(largest.need.peak_mib)
+    lines = [
+        f"{'peak ' if largest.estimate else ''}{peak} does not fit the largest GPU of partition "
+        f"{candidates.names} ({kind.label}, {size})."
+    ]
+    if workload.summary and largest.estimate:
+        lines.append(_advice(workload.summary, largest.gpu, largest.estimate, kind.memory_mib))
+    alone = asked.settings.spelled("exclusive-gpu")
+    return "\n".join([*filter(None, lines), f"Nothing was submitted. Use {alone} to try anyway."])
+
+
+def _advice(summary: ModelSummary, gpu: Gpu, estimate: Estimate, limit_mib: int) -> str:
+    again = registry.same_way(estimate, summary, gpu)
+    job, found = estimate.job, []
+    batch = largest_batch(job, again, limit_mib)
+    if batch:
+        found.append(f"Batch {batch} would fit.")
+    amp = alternatives(estimate, gpu, again).amp
+    if amp:
+        needs = format_mib(amp.peak_mib)
+        found.append(f"AMP (--precision {amp.job.precision}) would need {needs} at batch {job.batch_size}.")
+    return " ".join(found)

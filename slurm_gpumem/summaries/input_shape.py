@@ -6,7 +6,7 @@ import re
 from typing import List, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Shape
+from slurm_gpumem.summaries.types import UNKNOWN_BATCH, ModelSummary, Shape
 
 SEVERAL = "+"
 """Between the inputs of a model that takes several, where they are one word."""
@@ -55,3 +55,27 @@ def shape_words(shape: Shape) -> str:
     if shape[:1] == (UNKNOWN_BATCH,):
         return "x".join(map(str, shape[1:])) or "scalar"
     return "x".join("B" if size == UNKNOWN_BATCH else str(size) for size in shape)
+
+
+# An input that could fit a model, for messages that ask for one.
+
+
+_TOKENS, _IMAGE = (512,), (3, 224, 224)
+
+
+def example_input(summary: ModelSummary) -> Tuple[int, ...]:
+    """One sample's shape: tokens where the first layer looks them up, else an image."""
+    return _TOKENS if takes_tokens(summary) else _IMAGE
+
+
+def takes_tokens(summary: ModelSummary) -> bool:
+    """Whether the first layer looks whole numbers up in a table."""
+    first = next((layer for layer in summary.layers if layer.leaf and layer.attributes), None)
+    return first is not None and first.kind in ("Embedding", "EmbeddingBag")
+
+
+def torchinfo_call(sample: Sequence[int], tokens: bool) -> str:
+    """What prints a model's text with shapes, for one sample of that shape."""
+    sizes = ", ".join(str(size) for size in (1, *sample))
+    data = f"input_data=torch.zeros({sizes}, dtype=torch.long)" if tokens else f"input_size=({sizes})"
+    return f"print(torchinfo.summary(model, {data}, depth=20))"

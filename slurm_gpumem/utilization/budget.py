@@ -22,6 +22,10 @@ from typing import Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.utilization.interference import (
+    PER_USER,
+    SHARED,
+    SIDE,
+    TIMESLICE,
     Interference,
     JobLoad,
     Turns,
@@ -30,7 +34,6 @@ from slurm_gpumem.utilization.interference import (
     prepare,
     pressure,
 )
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, SIDE, TIMESLICE
 
 _MOST = 64.0
 """No set of jobs presses harder: a job that tolerates this much tolerates everything."""

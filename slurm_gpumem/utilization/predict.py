@@ -10,8 +10,18 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.known.recognize import with_stored_trace
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.utilization.features import NAMES, TextQuality, features, in_words, logit
-from slurm_gpumem.utilization.model import LEVELS, TARGETS, SourceModel, UtilizationModel, packaged
+from slurm_gpumem.utilization.model import (
+    LEVELS,
+    NAMES,
+    TARGETS,
+    SourceModel,
+    TextQuality,
+    UtilizationModel,
+    features,
+    in_words,
+    logit,
+    packaged,
+)
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times, with_host
 from slurm_gpumem.utilization.work import StepWork, step_work
 

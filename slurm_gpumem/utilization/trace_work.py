@@ -6,7 +6,7 @@ from typing import Dict, List, Set, Tuple
 
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import Kernel, Trace, evaluate
-from slurm_gpumem.utilization.features import TextQuality
+from slurm_gpumem.utilization.model import TextQuality
 from slurm_gpumem.utilization.work import (
     FOREACH_TENSORS,
     NORM,

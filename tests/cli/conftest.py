@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import show_job
+from slurm_gpumem.devcluster.demo import show_job
 
 GPUSBATCH = str(Path(sys.executable).with_name("gpusbatch"))
 SUMMARY = """\

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
 from tests.support.waiting import until
 

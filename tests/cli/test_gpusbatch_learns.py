@@ -10,9 +10,9 @@ from typing import Any, Iterator, Tuple
 
 import pytest
 
-from slurm_gpumem.devcluster import demo_report
+from slurm_gpumem.devcluster import demo
 from slurm_gpumem.devcluster.cluster import Cluster, up
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
 from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.formats.remembered import Recipe, write_remembered
@@ -113,7 +113,7 @@ def test_a_script_without_a_model_is_measured_and_shares_a_gpu_the_next_time(sit
     until(lambda: live_peaks(cluster.layout.nodes / "n1" / "live.json").get(job) == 9000.0)
     (folder / "go").touch()
     assert wait_for_job(cluster, job, timeout_s=120)["JobState"] == "COMPLETED"
-    demo_report.report(cluster, [job])
+    demo.report(cluster, [job])
     again = cluster.run([GPUSBATCH, "--dry-run", "job.sh", "one"], env=env, cwd=folder)
     assert "remembered: 1 run on a100 took 8.8 GiB" in again.stderr, again.stderr
     assert "--gres=shard:11 " in again.stdout
@@ -146,7 +146,7 @@ def test_a_job_that_spins_on_one_of_its_cpus_asks_for_as_many_the_next_time(site
     until(lambda: live.exists() and (json.loads(live.read_text())["jobs"].get(job) or {}).get("cpus_high"))
     (folder / "go").touch()
     assert wait_for_job(cluster, job, timeout_s=120)["JobState"] == "COMPLETED"
-    demo_report.report(cluster, [job])
+    demo.report(cluster, [job])
     again = gpusbatch("--dry-run")
     assert "--gres=shard:11 " in again.stdout, again.stderr
     assert _cpus(again.stdout) <= 2

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE
-from slurm_gpumem.slurm.state.placement import placements
+from slurm_gpumem.slurm.state.running import placements
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.utilization.predict import estimate_with_utilization
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm_gpumem import estimate
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.units import ceil_div
 from tests.cli.conftest import GPUSBATCH

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import show_job
+from slurm_gpumem.devcluster.demo import show_job
 from slurm_gpumem.formats.comment import parse_record
 from tests.support.needs import needs_torch
 from tests.support.other_user import as_user, own, user_id, user_python

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.ledger import LedgerGpu
 from slurm_gpumem.devcluster.spec import default_nodes
 from tests.support.slurm_jobs import jobs_on_gpus, submit_shared

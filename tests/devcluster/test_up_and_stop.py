@@ -12,7 +12,7 @@ import pytest
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.devcluster.state import load, locked

@@ -6,7 +6,7 @@ import pytest
 
 from lab.score.energy import fitted_line, main, ratios_by_way
 from lab.utilization_runs import load_sets
-from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.what_if_text import parse_fleet
 
 
 def test_the_line_of_power_is_found_again_in_points_on_it() -> None:

@@ -17,7 +17,7 @@ import pytest
 from slurm_gpumem import estimate
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.devcluster.cluster import Cluster, up
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.setup.plan import SLASH_SEPARATOR, SitePlan

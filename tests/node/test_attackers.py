@@ -15,10 +15,10 @@ import pytest
 
 from slurm_gpumem.formats.job_record import UNFENCED
 from slurm_gpumem.node import jobs, processes, records
+from slurm_gpumem.node.log import ProblemLog
 from slurm_gpumem.node.mps import mps_dirs
 from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.mps.stale_daemons import Orphans
-from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.units import MIB
 from tests.node.conftest import MPS_STANDIN, OTHER_USER, USER, Node, left_of_daemons, needs_root
 from tests.support.timing import slowness

@@ -11,7 +11,7 @@ import pytest
 from slurm_gpumem.formats.curve import parse_curve
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.node import hook
-from slurm_gpumem.node.mps.faults import Fault, FaultLog, Loss
+from slurm_gpumem.node.mps.mps_blocklist import Fault, FaultLog, Loss
 from slurm_gpumem.node.records import find_record
 from tests.node.conftest import Node
 from tests.node.desk import GPUS, Desk

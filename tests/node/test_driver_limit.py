@@ -20,9 +20,9 @@ import pytest
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob
+from slurm_gpumem.node.log import ProblemLog
 from slurm_gpumem.node.mps.driver_limit import DriverLimits
 from slurm_gpumem.node.nvml import WHY_NO_LIMIT, Nvml, NvmlError
-from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.sampler.usage import JobUsage
 from slurm_gpumem.units import MIB
 from tests.node.conftest import needs_root

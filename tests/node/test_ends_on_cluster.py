@@ -8,7 +8,7 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import STATE_VARIABLE
 from slurm_gpumem.node.gpus import standin_uuid
-from slurm_gpumem.node.mps.limit_variable import LIMIT_VARIABLE
+from slurm_gpumem.node.sampler.enforcer import LIMIT_VARIABLE
 from tests.node.conftest import needs_root
 from tests.node.real_site import Site
 from tests.support.slurm_jobs import verified_peaks

@@ -14,7 +14,7 @@ from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.mps.client_exit import EndServer, Exits
 from slurm_gpumem.node.mps.daemons import MpsService
-from slurm_gpumem.node.mps.limit_variable import LIMIT_VARIABLE, holds_limit
+from slurm_gpumem.node.sampler.enforcer import LIMIT_VARIABLE, holds_limit
 from tests.node.conftest import OTHER_USER, USER, needs_root
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node.gpus import standin_uuid

@@ -9,7 +9,7 @@ from typing import Iterator
 
 import pytest
 
-from slurm_gpumem.node.hooks.fifo import Mailbox
+from slurm_gpumem.node.hooks.hook_server import Mailbox
 
 
 @pytest.fixture

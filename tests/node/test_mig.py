@@ -17,8 +17,8 @@ from slurm_gpumem.node.hook import job_from
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.nvml import MigDevice, Nvml
 from slurm_gpumem.node.sampler import prometheus
-from slurm_gpumem.node.sampler.counters import Tally
 from slurm_gpumem.node.sampler.own_live import own_job
+from slurm_gpumem.node.sampler.prometheus import Tally
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, SourceError
 from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 from slurm_gpumem.node.status import NodeStatus, render

@@ -7,9 +7,9 @@ import pytest
 
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.jobs import NodeJob
+from slurm_gpumem.node.log import ProblemLog
 from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.mps.stale_daemons import Orphans
-from slurm_gpumem.node.problem_log import ProblemLog
 from tests.node.conftest import USER, Node, needs_root
 
 pytestmark = needs_root

@@ -17,9 +17,7 @@ from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import JobRecord, Measurement
 from slurm_gpumem.formats.live import live_from, read_live
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.sampler.counters import Tally, load_tally
-from slurm_gpumem.node.sampler.metrics import METRICS
-from slurm_gpumem.node.sampler.prometheus import render
+from slurm_gpumem.node.sampler.prometheus import METRICS, Tally, load_tally, render
 from tests.node.conftest import REPOSITORY
 from tests.node.desk import GPUS, Desk
 from tests.node.exposition import parse

@@ -21,8 +21,8 @@ from slurm_gpumem.formats.job_record import (
 from slurm_gpumem.formats.live import GpuSample, Live, LiveJob, live_from, live_table
 from slurm_gpumem.node import hook, records
 from slurm_gpumem.node.jobs import NodeJob, valid_job_id
-from slurm_gpumem.node.mps.faults import Fault, FaultLog, Loss
-from slurm_gpumem.node.sampler.policy import Watch
+from slurm_gpumem.node.mps.mps_blocklist import Fault, FaultLog, Loss
+from slurm_gpumem.node.sampler.enforcer import Watch
 from slurm_gpumem.node.sampler.usage import GpuUsage, JobUsage, Stretch, usage_from
 from slurm_gpumem.slurm.state.queue import JOB_NAME, SlurmJob
 from tests.node.conftest import REPOSITORY, Node

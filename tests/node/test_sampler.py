@@ -19,7 +19,7 @@ from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.hooks.service import sampler_environment
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.sampler import prometheus
-from slurm_gpumem.node.sampler.counters import Tally, load_tally
+from slurm_gpumem.node.sampler.prometheus import Tally, load_tally
 from slurm_gpumem.node.sampler.sampler import Sampler
 from slurm_gpumem.node.sources.base import GpuProcess
 from slurm_gpumem.node.status import NodeStatus, as_json, read_status, render

@@ -12,7 +12,7 @@ from typing import Iterator
 
 import pytest
 
-from slurm_gpumem.recovery.book import FOLDER_NAME
+from slurm_gpumem.recovery.decision_log import FOLDER_NAME
 from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
 from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.formats.comment import CommentRecord, End, parse_record
 from slurm_gpumem.formats.verdicts import VERDICTS
-from slurm_gpumem.recovery.end_message import RUN_ENDED, end_message
-from slurm_gpumem.recovery.job_comment import parse_comment, with_end, with_record
+from slurm_gpumem.recovery.job_comment import RUN_ENDED, end_message, parse_comment, with_end, with_record
 
 RECORD = "gpumem/1:est=11000,req=12288,by=structural,shards=12,oom=requeue"
 

@@ -9,9 +9,8 @@ import pytest
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.job_record import JobRecord, Measurement
-from slurm_gpumem.recovery.job_comment import parse_comment
+from slurm_gpumem.recovery.job_comment import Refusal, parse_comment
 from slurm_gpumem.recovery.plan import record_of_next, why_not
-from slurm_gpumem.recovery.refusal import Refusal
 from slurm_gpumem.recovery.slots import next_slot
 from slurm_gpumem.slurm.conf.config_show import Site
 from slurm_gpumem.slurm.state.queue import Job

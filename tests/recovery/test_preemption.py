@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.devcluster.trial import installed_version
 from tests.recovery.conftest import OOM_LINE, Site, hurried, make_site, needs_root

@@ -16,9 +16,9 @@ from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, write_job_record
-from slurm_gpumem.recovery import proof
-from slurm_gpumem.recovery.book import FOLDER_NAME, Book
-from slurm_gpumem.recovery.locks import lock
+from slurm_gpumem.recovery import requeue
+from slurm_gpumem.recovery.decision_log import FOLDER_NAME, Book
+from slurm_gpumem.recovery.hook import lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
 from slurm_gpumem.slurm.conf.config_show import Site
 from slurm_gpumem.slurm.state.controller import Controller
@@ -162,7 +162,7 @@ def test_hold_change_release(state: Path, site: Site, request_: str) -> None:
 def test_no_record_but_roots_own_of_this_run_shows_that_a_neighbour_hit_it(
     state: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "_CLOSING_S", 0.0)
+    monkeypatch.setattr(requeue, "_CLOSING_S", 0.0)
     slurm, spool = OneJob(ENDED._replace(comment=COMMENT.replace("saw=oom", "saw=neighbour"))), tmp_path / "s"
     write_job_record(spool, MEASURED._replace(uid=2) if how == "another user" else MEASURED)
     path = spool / "7.0.n1.json"
@@ -353,7 +353,7 @@ def test_everybody_else_is_left_alone(state: Path, change: Dict[str, object], re
 
 def test_a_lock_is_one_processs_and_other_names_are_free(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from slurm_gpumem.recovery.locks import lock\n"
+        "import sys; from pathlib import Path; from slurm_gpumem.recovery.hook import lock\n"
         "for name in ('7', '8'):\n"
         "    with lock(Path(sys.argv[1]), name) as ours: print(ours)\n"
     )

@@ -12,8 +12,8 @@ from lab.simulate.policies import POLICIES
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.policies import SLURM_TIMING
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob
+from slurm_gpumem.simulation.what_if import SLURM_TIMING
 from slurm_gpumem.utilization.interference import JobLoad
 from tests.support.slurm_jobs import submit
 from tests.support.waiting import until

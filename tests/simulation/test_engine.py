@@ -12,8 +12,8 @@ from lab.simulate.layouts import LAYOUTS, split_gpus
 from lab.simulate.policies import POLICIES, PUBLISHED_TIMING
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.types import SimJob
+from slurm_gpumem.simulation.what_if_text import parse_fleet
 from tests.simulation.jobs import HEAVY, LIGHT, job, setup
 
 

@@ -20,7 +20,7 @@ from slurm_gpumem.site.doctor.lua_report import LuaContext, LuaReport
 from slurm_gpumem.site.nodes import CudaContext
 from slurm_gpumem.site.snapshot import Heartbeat, Snapshot, gather
 from slurm_gpumem.slurm.state.queue import EndedJob, QueuedJob
-from slurm_gpumem.slurm.state.sacctmgr import Limit
+from slurm_gpumem.slurm.state.sacct import Limit
 from tests.support.fake_slurm import FakeSlurm
 
 NODE = {

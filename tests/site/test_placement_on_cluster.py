@@ -16,7 +16,7 @@ from slurm_gpumem.formats.remembered import CpuRun, Recipe, write_remembered
 from slurm_gpumem.site.queue_order import flow_settings
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
 from slurm_gpumem.slurm.client import parse_version
-from slurm_gpumem.slurm.state.placement import placements
+from slurm_gpumem.slurm.state.running import placements
 from tests.support.slurm_jobs import submit
 from tests.support.waiting import until
 

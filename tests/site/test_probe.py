@@ -9,9 +9,9 @@ from typing import List
 
 import pytest
 
+from slurm_gpumem.site.complete_snapshot import examine
 from slurm_gpumem.site.doctor import probe_node
 from slurm_gpumem.site.doctor.hosts import HostReport, Question, takes_jobs
-from slurm_gpumem.site.doctor.probe import examine
 from slurm_gpumem.site.doctor.probe_files import parse_settings
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from tests.node.conftest import REPOSITORY, needs_root

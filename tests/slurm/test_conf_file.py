@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.slurm.conf.conf_file import Statement, Where, apply, parse, read_from_disk, read_tree
-from slurm_gpumem.slurm.conf.conf_nodes import attributes_of, lines_of, partition_nodes
+from slurm_gpumem.slurm.conf.conf_file import (
+    Statement,
+    Where,
+    apply,
+    attributes_of,
+    lines_of,
+    parse,
+    partition_nodes,
+    read_from_disk,
+    read_tree,
+)
 
 TEXT = """\
 # NodeName=commented out \\

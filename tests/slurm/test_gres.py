@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import Held, held_by, parse_gpus, parse_gres, replaced, shares, units_by_type
 from slurm_gpumem.slurm.state.nodes import units_in_partitions
-from slurm_gpumem.slurm.state.placement import Placement, placements
 from slurm_gpumem.slurm.state.queue import find_job, parse_slurm_job, slurm_job_command
+from slurm_gpumem.slurm.state.running import Placement, placements
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Dict, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.state.limits import JobLimits, TresLimit, exceeded
+from slurm_gpumem.slurm.state.controller import JobLimits, TresLimit, exceeded
 from slurm_gpumem.slurm.state.queue import Job
 from tests.support.fake_slurm import FakeSlurm
 

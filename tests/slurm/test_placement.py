@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.slurm.state.placement import Placement, placements
+from slurm_gpumem.devcluster.demo import wait_for_job
+from slurm_gpumem.slurm.state.running import Placement, placements
 
 
 def job_text(gres: str, nodes: str = "n1") -> str:

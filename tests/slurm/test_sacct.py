@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.slurm.state.sacct import ask_runs, parse_runs
-from slurm_gpumem.slurm.state.sacctmgr import Limit, ask_coordinators, ask_limits, parse_limits
+from slurm_gpumem.slurm.state.sacct import (
+    Limit,
+    ask_coordinators,
+    ask_limits,
+    ask_runs,
+    parse_limits,
+    parse_runs,
+)
 from tests.accounting.test_sacct import answer, new_job, old_job
 from tests.formats.any_json import JSON
 from tests.support.fake_slurm import FakeSlurm

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import slurm_gpumem
-from slurm_gpumem.slurm.state.queue import SlurmJob
-from slurm_gpumem.slurm.states import CODES, FINAL, WAITING
+from slurm_gpumem.slurm.state.queue import CODES, FINAL, WAITING, SlurmJob
 
 PACKAGE = Path(slurm_gpumem.__file__).parent
 
@@ -33,4 +32,4 @@ def test_no_other_module_lists_the_final_states() -> None:
         and isinstance(node.value, str)
         and any(word in node.value.replace("|", " ").split() for word in rare)
     }
-    assert named == {"slurm/states.py"}
+    assert named == {"slurm/state/queue.py"}

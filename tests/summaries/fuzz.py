@@ -14,7 +14,7 @@ import traceback
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.summaries.detect import parse
+from slurm_gpumem.summaries.reader import parse
 from slurm_gpumem.summaries.types import ModelSummary
 from tests.summaries.saved_summaries import saved_summaries
 

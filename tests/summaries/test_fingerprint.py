@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpumem.summaries.detect import parse
+from slurm_gpumem.summaries.reader import parse
 from tests.summaries.saved_summaries import one, select
 
 

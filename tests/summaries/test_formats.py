@@ -12,9 +12,9 @@ import slurm_gpumem
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.summaries.detect import parse
 from slurm_gpumem.summaries.formats import BY_NAME, FORMATS
 from slurm_gpumem.summaries.parsers.own import to_json
+from slurm_gpumem.summaries.reader import parse
 from slurm_gpumem.summaries.types import UNKNOWN_KIND
 from tests.summaries.saved_summaries import one
 from tests.summaries.test_own_format import SUMMARY as OWN

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from slurm_gpumem.summaries.detect import parse
+from slurm_gpumem.summaries.reader import parse
 from tests.summaries.saved_summaries import one
 from tests.support.timing import best_cpu_s, slowness
 
@@ -41,7 +41,7 @@ def test_2000_lines_take_20_ms(stem: str) -> None:
 
 def test_only_the_needed_parser_is_loaded() -> None:
     code = (
-        "import sys; from slurm_gpumem.summaries.detect import parse; parse(sys.stdin.read(), origin='x');"
+        "import sys; from slurm_gpumem.summaries.reader import parse; parse(sys.stdin.read(), origin='x');"
         "print(*sorted(m.rpartition('.')[2] for m in sys.modules if m.startswith('slurm_gpumem.summaries.')))"
     )
     text = one("torchinfo-1.8.0-depth20-resnet18")

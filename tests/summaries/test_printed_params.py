@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_gpumem.summaries.detect import parse
+from slurm_gpumem.summaries.reader import parse
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -7,7 +7,7 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.summaries.detect import parse
+from slurm_gpumem.summaries.reader import parse
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, ModelSummary
 from tests.summaries.saved_summaries import Saved, one, saved_summaries, select
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.summaries.detect import parse
-from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.reader import parse, read_summary
 from tests.summaries.saved_summaries import Saved, select
 
 CASES = {

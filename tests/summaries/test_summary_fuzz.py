@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.summaries.detect import parse
+from slurm_gpumem.summaries.reader import parse
 from slurm_gpumem.summaries.types import UNKNOWN_KIND
 from tests.summaries import fuzz
 from tests.summaries.saved_summaries import saved_summaries

@@ -7,8 +7,7 @@ from typing import Callable
 
 import pytest
 
-from slurm_gpumem.summaries.detect import parse
-from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.reader import parse, read_summary
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, ModelSummary
 from tests.summaries.saved_summaries import one
 

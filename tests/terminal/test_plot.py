@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_gpumem.terminal.chart import Mark, Style, area_chart, plot_width, ticks
-from slurm_gpumem.terminal.plot import block, plot, resample
+from slurm_gpumem.terminal.chart import Mark, Style, area_chart, block, plot, plot_width, resample, ticks
 
 
 def test_a_spike_of_one_event_is_still_there_in_few_columns() -> None:

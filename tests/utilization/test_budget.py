@@ -21,12 +21,15 @@ from slurm_gpumem.utilization.budget import (
 )
 from slurm_gpumem.utilization.interference import (
     MODES,
+    PER_USER,
+    SHARED,
+    TIMESLICE,
+    WAYS,
     JobLoad,
     packaged,
     pressure,
     stretch,
 )
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS
 
 loads = st.builds(
     lambda active, warps, dram, step: JobLoad(active, active * warps, active * dram, step),

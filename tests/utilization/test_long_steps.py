@@ -9,8 +9,7 @@ from typing import Dict
 import pytest
 
 from lab.shared_speeds import predicted_speeds
-from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import SHARED, TIMESLICE
+from slurm_gpumem.utilization.interference import SHARED, TIMESLICE, JobLoad
 
 PAIRS = Path(__file__).parents[2] / "lab" / "data" / "utilization" / "heavy-pairs.jsonl"
 

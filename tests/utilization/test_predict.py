@@ -13,8 +13,7 @@ from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import TrainingJob, Utilization
 from slurm_gpumem.report.explained import detail_lines
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.utilization.features import NAMES, TextQuality, in_words, logit
-from slurm_gpumem.utilization.model import packaged
+from slurm_gpumem.utilization.model import NAMES, TextQuality, in_words, logit, packaged
 from slurm_gpumem.utilization.predict import centers, level_of, predict, with_utilization
 from slurm_gpumem.utilization.work import step_work
 from tests.support.timing import best_cpu_s, slowness

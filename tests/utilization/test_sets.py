@@ -12,8 +12,16 @@ from lab.fit.priority import LOW, ROWS, error, measured
 from lab.score.sets import figures, judge_sets, load_left_out
 from lab.shared_speeds import load_from, predicted_speeds
 from lab.utilization_runs import load_sets, way_of
-from slurm_gpumem.utilization.interference import JobLoad, packaged
-from slurm_gpumem.utilization.sets import EQUAL, PER_USER, SHARED, SIDE, TIMESLICE, WAYS
+from slurm_gpumem.utilization.interference import (
+    EQUAL,
+    PER_USER,
+    SHARED,
+    SIDE,
+    TIMESLICE,
+    WAYS,
+    JobLoad,
+    packaged,
+)
 
 HEAVY = JobLoad(0.92, 0.35, 0.4, 0.08)
 LIGHT = JobLoad(0.25, 0.1, 0.1, 0.02)

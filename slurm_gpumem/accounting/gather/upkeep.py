@@ -19,7 +19,7 @@ from slurm_gpumem.accounting.types import Freshness
 from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.files import allow_readers
 from slurm_gpumem.formats.remembered import NAME
-from slurm_gpumem.slurm.state.sacctmgr import ask_coordinators
+from slurm_gpumem.slurm.state.sacct import ask_coordinators
 
 # Who may read the site's index besides root: groups the site names, and coordinators of Slurm's accounts.
 

@@ -15,7 +15,7 @@ def main(argv: List[str]) -> int:
     _parser().parse_args(argv)
     from slurm_gpumem.config.paths import site_config_path
     from slurm_gpumem.config.recovery import load_recovery_config
-    from slurm_gpumem.recovery.book import become_owner
+    from slurm_gpumem.recovery.decision_log import become_owner
     from slurm_gpumem.recovery.hook import PATIENCE_S, sweep
     from slurm_gpumem.slurm.client import Commands
     from slurm_gpumem.slurm.state.controller import Controller

@@ -197,7 +197,7 @@ def _words(text: Optional[str]) -> Tuple[str, ...]:
 
 
 def _states(text: Optional[str]) -> List[str]:
-    from slurm_gpumem.slurm.states import CODES
+    from slurm_gpumem.slurm.state.queue import CODES
 
     found = []
     for word in _words(text):

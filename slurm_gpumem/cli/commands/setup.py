@@ -11,7 +11,7 @@ from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.nodes import context_in_table, memory_in_table
-from slurm_gpumem.site.setup.part_files import SUFFIX
+from slurm_gpumem.site.setup.hook_files import SUFFIX
 from slurm_gpumem.site.setup.plan import PACK, SPREAD
 from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.setup.trial_run import Verdict, try_proposal

@@ -16,10 +16,9 @@ from slurm_gpumem.cli.options.history_options import (
 from slurm_gpumem.cli.options.parser import Parser
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.errors import GpumemError, UsageError
-from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import Sharing, what_if
-from slurm_gpumem.simulation.what_if_text import screen, what_if_json
+from slurm_gpumem.simulation.what_if_text import parse_fleet, screen, what_if_json
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count

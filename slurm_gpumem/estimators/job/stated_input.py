@@ -10,8 +10,7 @@ from typing import Optional, Tuple
 
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.estimators.known.recognize import recognized
-from slurm_gpumem.summaries.example_input import takes_tokens, torchinfo_call
-from slurm_gpumem.summaries.input_shape import read_inputs, shape_words
+from slurm_gpumem.summaries.input_shape import read_inputs, shape_words, takes_tokens, torchinfo_call
 from slurm_gpumem.summaries.parsers.finish import NO_SHAPES
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, ModelSummary, Shape
 

@@ -11,23 +11,133 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import stat
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import Deque, Dict, Optional, Set, Tuple
+from typing import Deque, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import read_plain, remove, write_atomic
 from slurm_gpumem.node import hook, processes
-from slurm_gpumem.node.hooks.fifo import Mailbox
 from slurm_gpumem.node.hooks.inbox import Request, forget, hook_pid, is_request, read_request, sleep_note
-from slurm_gpumem.node.hooks.spooler import Spooler
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.processes import Process
+
+# Brings records to the spool beside the work for hooks: a disk takes longer than all the rest of a hook.
+
+
+_SPOOL_PAUSE_S = 0.2
+"""A job that is over by then is written once, not twice."""
+
+
+class _Served(NamedTuple):
+    config: NodeConfig
+    request: Request
+    announced: bool
+    """False after the epilog of a run that no prolog announced."""
+
+
+class Spooler:
+    """A thread that opens the records of jobs that have come, and brings closed ones to the spool.
+
+    What it does not live to write is not lost: a job's file and its closed record are in /run, and the
+    sampler writes them at its next turn.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._served: List[_Served] = []
+        self._come = threading.Event()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+
+    def start(self) -> None:
+        """From now on what is put here is written."""
+        self._thread.start()
+
+    def put(self, config: NodeConfig, request: Request, *, announced: bool) -> None:
+        """This hook has been served."""
+        with self._lock:
+            self._served.append(_Served(config, request, announced))
+        self._come.set()
+
+    def close(self, timeout_s: float) -> None:
+        """Write what was put here, in this time."""
+        self._ended.set()
+        self._come.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._come.wait()
+            self._ended.wait(_SPOOL_PAUSE_S)
+            self._come.clear()
+            with self._lock:
+                served, self._served = self._served, []
+            for config, request, announced in served:
+                try:
+                    if not announced:
+                        hook.record_unannounced(self._folder, config, request.env, request.at)
+                    hook.to_spool(self._folder, config, request.env)
+                except Exception as error:  # noqa: BLE001 - one bad record must not keep back the others
+                    log(self._folder.root, f"records: {type(error).__name__}: {error}")
+
+
+# A FIFO by which other processes wake a daemon of ours; it is open for both ends, so that neither waits.
+
+
+_READ_AT_ONCE = 65536
+"""The most that Linux keeps in a pipe."""
+
+
+class Mailbox:
+    """Lines that others write into a FIFO; who may write is the file's `mode`.
+
+    What comes out of one that users may write to is anybody's word: lines of any length, cut anywhere.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o600) -> None:
+        self._handle = _open_fifo(path, mode)
+        self._cut = b""
+        """The beginning of a line whose end has not come yet."""
+
+    def wait(self, until: Optional[float]) -> List[bytes]:
+        """The lines that have come, as soon as there are some; none at `until`, by the monotonic clock."""
+        left = None if until is None else max(0.0, until - time.monotonic())
+        if not select.select([self._handle], [], [], left)[0]:
+            return []
+        data = self._cut + os.read(self._handle, _READ_AT_ONCE)
+        *lines, self._cut = data.split(b"\n")
+        self._cut = self._cut[:_READ_AT_ONCE]
+        return lines
+
+    def wake(self) -> None:
+        """Write an empty line ourselves, so that a thread that waits looks up."""
+        os.write(self._handle, b"\n")
+
+    def close(self) -> None:
+        """Nobody reads it from now on; the file stays for the next one."""
+        os.close(self._handle)
+
+
+def _open_fifo(path: Path, mode: int) -> int:
+    """The FIFO there, made if there is none; the folder is ours, so anything else there is in the way."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISFIFO(os.lstat(path).st_mode):
+            os.unlink(path)
+    with contextlib.suppress(FileExistsError):  # of the sampler before us, or made by a hook
+        os.mkfifo(path, mode)
+    handle = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    os.fchmod(handle, mode)  # whatever the umask made of it
+    return handle
+
 
 _TAKEN, _LATE = ".taken", ".late"
 _PAUSE_S = 0.05

@@ -17,9 +17,8 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.gpus import is_instance
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.log import log
+from slurm_gpumem.node.log import ProblemLog, log
 from slurm_gpumem.node.nvml import WHY_NO_LIMIT, Nvml, NvmlError
-from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.sampler.cpu_clock import CGROUPS
 from slurm_gpumem.node.sampler.pid_to_job import job_cgroups, step_daemons
 from slurm_gpumem.node.sampler.usage import JobUsage

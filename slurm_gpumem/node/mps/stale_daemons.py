@@ -16,9 +16,9 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import locked
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.log import ProblemLog
 from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.mps.mps_limits import stop_unneeded
-from slurm_gpumem.node.problem_log import ProblemLog
 
 _SEARCH_EVERY = 10
 """/proc is searched too once in this many rounds: every ten minutes at the default interval."""

@@ -7,27 +7,132 @@ them; what still holds memory a little later gets SIGKILL.
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
-from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, FaultEvent
+from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, UNFENCED, FaultEvent
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps.client_exit import Exits
-from slurm_gpumem.node.mps.limit_variable import holds_limit
 from slurm_gpumem.node.mps.stuck_clients import Leftovers, wake
 from slurm_gpumem.node.processes import Process
-from slurm_gpumem.node.sampler.policy import Watch
 from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import JobUsage
 from slurm_gpumem.node.sources.base import GpuProcess
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.conf.config_show import kill_wait_s
+
+# The memory limit that an MPS client brings in its environment, and whether it still is one.
+#
+# MPS drops every limit of a client, root's default too, when its variable is invalid: not a list of GPU=SIZE,
+# a size of 0, a GPU that the client does not see (docs/admin/sharing-modes.md). So only the form that the
+# task prolog writes counts as a limit.
+
+
+LIMIT_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_OURS = re.compile(r"(?:0|(?:GPU|MIG)-[0-9a-fA-F-]+)=([1-9][0-9]{0,8})M")
+_SEEN = "CUDA_VISIBLE_DEVICES"
+
+
+def holds_limit(environment: Mapping[str, str], most_mib: int) -> bool:
+    """Whether a client with this environment is held to at most that much."""
+    match = _OURS.fullmatch(environment.get(LIMIT_VARIABLE, ""))
+    if match is None or int(match[1]) > most_mib:
+        return False
+    named = environment[LIMIT_VARIABLE].partition("=")[0]
+    return named == "0" or named == environment.get(_SEEN, named)
+
+
+# What is done about a job that could not be fenced, takes more than its shards or runs outside MPS.
+
+
+_MOST_REQUEUES = 2
+"""A node that cannot fence anything must not send a job round forever."""
+
+
+class Watch:
+    """Remembers since when a job misbehaves; each kind of action is taken once per job."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._since: Dict[Tuple[int, str], float] = {}
+        self._done: Set[Tuple[int, str]] = set()
+
+    def check(
+        self,
+        job_id: int,
+        now: float,
+        *,
+        mib: Optional[float],
+        limit_mib: Optional[int],
+        verified: bool,
+        beside: bool,
+        unfenced: int,
+        unlimited: int,
+    ) -> List[Tuple[str, str]]:
+        """(action, message) that are due now.
+
+        `beside`: whether other jobs are on its GPUs. `unfenced` counts GPU processes that are no MPS clients,
+        `unlimited` clients without the limit that the task prolog gave them.
+        """
+        due = []
+        over = mib is not None and limit_mib is not None and mib > limit_mib
+        # Only Slurm's own count justifies ending a job, and only where others may lack the memory.
+        acts = verified and beside
+        text = f"job {job_id} uses {mib or 0:.0f} MiB of a shared GPU, {limit_mib} MiB are its shards"
+        if self._lasts(job_id, "overrun", over and acts, now):
+            due.append((self._config.on_overrun, text))
+        if self._lasts(job_id, "overrun, alone", over and not acts, now):
+            due.append(("log", text))
+        if self._lasts(job_id, "unlimited", unlimited > 0, now):
+            text = f"job {job_id} has {unlimited} MPS client(s) whose memory limit was changed or removed"
+            due.append((self._config.on_unfenced, text))
+        if self._lasts(job_id, "unfenced", unfenced > 0, now):
+            text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
+            due.append((self._config.on_unfenced, text))
+        return due
+
+    def requeues(self, job: NodeJob) -> bool:
+        """Whether a job that could not be fenced is to be requeued; True once per run."""
+        key = (job.job_id, "start")
+        if (
+            self._config.unfenced != "requeue"
+            or job.mode != UNFENCED
+            or job.claim is None
+            or job.restarts >= _MOST_REQUEUES
+            or key in self._done
+        ):
+            return False
+        self._done.add(key)
+        return True
+
+    def ends(self, job_id: int, now: float) -> bool:
+        """Whether the job's processes are to be ended, for as long as it takes too much."""
+        since = self._since.get((job_id, "overrun"), now + 1)
+        return self._config.on_overrun == "end" and now - since >= self._config.grace_s
+
+    def forget(self, job_id: int) -> None:
+        """The job is gone."""
+        self._since = {key: at for key, at in self._since.items() if key[0] != job_id}
+        self._done = {key for key in self._done if key[0] != job_id}
+
+    def _lasts(self, job_id: int, kind: str, wrong: bool, now: float) -> bool:
+        key = (job_id, kind)
+        if not wrong:
+            self._since.pop(key, None)
+            return False
+        since = self._since.setdefault(key, now)
+        if now - since < self._config.grace_s or key in self._done:
+            return False
+        self._done.add(key)
+        return True
+
 
 _OVERRUN, _ENDING = "overrun", "ending"
 _KILL_AFTER_S = 3.0

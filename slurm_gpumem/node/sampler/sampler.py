@@ -28,20 +28,18 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus, is_instance
 from slurm_gpumem.node.hooks.hook_server import HookServer
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
-from slurm_gpumem.node.log import log
+from slurm_gpumem.node.log import ProblemLog, log
 from slurm_gpumem.node.mps.client_exit import EndServer, Exits
 from slurm_gpumem.node.mps.driver_limit import DriverLimits
-from slurm_gpumem.node.mps.faults import Fault, FaultLog, Loss
-from slurm_gpumem.node.mps.mps_blocklist import note_fault
+from slurm_gpumem.node.mps.mps_blocklist import Fault, FaultLog, Loss, note_fault
 from slurm_gpumem.node.mps.mps_limits import settle_limit
-from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.sampler.cpu_clock import CpuClock
 from slurm_gpumem.node.sampler.enforcer import Enforcer
-from slurm_gpumem.node.sampler.exporter import Exporter
 from slurm_gpumem.node.sampler.gpu_readings import Meter, Reading
 from slurm_gpumem.node.sampler.own_live import OwnLiveFiles
 from slurm_gpumem.node.sampler.pid_to_job import Owners, job_of_user
+from slurm_gpumem.node.sampler.prometheus import Exporter
 from slurm_gpumem.node.sampler.slots import SlotSignals
 from slurm_gpumem.node.sampler.slowdown import Alone, claimed_alone, trains
 from slurm_gpumem.node.sampler.tracked_jobs import Roster

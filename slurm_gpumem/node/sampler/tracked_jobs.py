@@ -10,13 +10,12 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.job_record import UNFENCED, JobRecord
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.log import log
+from slurm_gpumem.node.log import ProblemLog, log
 from slurm_gpumem.node.mps.mps_limits import claimed_mib
 from slurm_gpumem.node.mps.stale_daemons import Orphans
-from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import real_uid_of
 from slurm_gpumem.node.record_store import RecordStore
-from slurm_gpumem.node.sampler.exporter import Exporter
+from slurm_gpumem.node.sampler.prometheus import Exporter
 from slurm_gpumem.node.sampler.slurm_check import Answer, SlurmTruth
 from slurm_gpumem.node.sampler.usage import JobUsage
 from slurm_gpumem.slurm.state.queue import SlurmJob

@@ -30,8 +30,7 @@ from slurm_gpumem.report.top.types import TopGpu, TopJob, View, once
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import parse_gres, units_per_gpu
 from slurm_gpumem.slurm.state.nodes import ask_nodes
-from slurm_gpumem.slurm.state.placement import Placement
-from slurm_gpumem.slurm.state.running import RunningJob, placed, running_gpu_jobs
+from slurm_gpumem.slurm.state.running import Placement, RunningJob, placed, running_gpu_jobs
 from slurm_gpumem.text import count
 
 _QUEUE_EVERY_S = 10.0

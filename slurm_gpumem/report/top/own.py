@@ -16,8 +16,7 @@ from slurm_gpumem.formats.own_live import OwnJob, OwnLive, own_live_from, read_o
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.report.top.types import TopJob, View, once
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.state.running import RunningJob, running_gpu_jobs
-from slurm_gpumem.slurm.state.steps import FileOnNode
+from slurm_gpumem.slurm.state.running import FileOnNode, RunningJob, running_gpu_jobs
 
 _QUEUE_EVERY_S = 10.0
 _STALE_S = 15.0

@@ -10,8 +10,7 @@ from slurm_gpumem.estimators.explain.timeline import Living, Timeline
 from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.report.why.groups import repeated
-from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width
-from slurm_gpumem.terminal.plot import resample
+from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width, resample
 from slurm_gpumem.units import MIB, exact_mib, format_mib
 
 SCHEMA = "gpumem-why/1"

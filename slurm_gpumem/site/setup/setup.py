@@ -16,13 +16,10 @@ from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site import queue_order
 from slurm_gpumem.site.hidden_nodes import cloud_notes
 from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup
-from slurm_gpumem.site.pending_edits import refuse_pending_edits
 from slurm_gpumem.site.queue_order import flow_settings, has_patience
-from slurm_gpumem.site.setup import part_files
-from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf, same_gres
+from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf, refuse_pending_edits, same_gres
 from slurm_gpumem.site.setup.gres_conf import edit_gres_conf, in_device_order
-from slurm_gpumem.site.setup.hook_files import hook_files
-from slurm_gpumem.site.setup.part_files import parts_among
+from slurm_gpumem.site.setup.hook_files import contents, hook_files, named, parts_among
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.setup.render import lua_table, new_site, node_gres, toml_file
 from slurm_gpumem.site.setup.setup_notes import (
@@ -36,7 +33,7 @@ from slurm_gpumem.site.setup.setup_notes import (
     restart_notes,
     time_limit_notes,
 )
-from slurm_gpumem.site.setup.shard_size import ShardSize, shard_notes, shard_size
+from slurm_gpumem.site.setup.shard_size import ShardSize, shard_notes, shard_size, unknown_share
 from slurm_gpumem.site.setup.slurm_conf import (
     LEAST_LOADED,
     level_partitions,
@@ -45,7 +42,6 @@ from slurm_gpumem.site.setup.slurm_conf import (
     wanted_settings,
     words_of,
 )
-from slurm_gpumem.site.setup.unknown_share import unknown_share
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
@@ -101,7 +97,7 @@ class Proposal:
                 (now or "").splitlines(keepends=True),
                 text.splitlines(keepends=True),
                 fromfile=name if now is not None else "/dev/null",
-                tofile=part_files.named(name, self.parts),
+                tofile=named(name, self.parts),
                 n=1,
             )
         # Bytes that are not UTF-8 stay in the files; a terminal cannot show them.
@@ -206,7 +202,7 @@ def write_files(proposal: Proposal, folder: Path) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in part_files.contents(proposal.files, proposal.parts).items():
+        for name, text in contents(proposal.files, proposal.parts).items():
             path = folder / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")

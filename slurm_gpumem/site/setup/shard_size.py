@@ -6,8 +6,10 @@ another amount of memory. gpusbatch needs the size that those shards have, or it
 
 from __future__ import annotations
 
-from typing import List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
+from slurm_gpumem.config.load import SharingPolicy
+from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site.nodes import GpuGroup, MemoryOf, NodeGroup, divided_gpus
@@ -15,6 +17,8 @@ from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
+from slurm_gpumem.utilization.budget import share_for
+from slurm_gpumem.utilization.interference import SHARED, WAYS, load_of, usual_utilization
 
 _DEFAULT_MIB = int(SHARING.default("shard_mib"))
 
@@ -88,3 +92,22 @@ def _sizes(nodes: Sequence[Mapping[str, str]], memory_of: MemoryOf) -> List[int]
             if memory and shares:
                 found.append(max(_DEFAULT_MIB, (memory - RESERVE_MIB) // shares))
     return found
+
+
+# The share of a job whose memory is given by hand, for plain sbatch: setup works it out for Lua.
+
+
+NEW_SITE_ACTIVITY = 0.5
+"""What setup writes for new sites: about the median of the measured jobs."""
+
+
+def unknown_share(tables: Mapping[str, Mapping[str, Any]], new_limit: Optional[float]) -> Optional[float]:
+    """A part of a GPU, None where memory alone counts; `new_limit` is that of a site without gpumem.toml."""
+    sharing, node = tables.get("sharing", {}), tables.get("node", {})
+    way = SHARED if new_limit else node.get("mps", NodeConfig().mps)
+    active = NEW_SITE_ACTIVITY if new_limit else sharing.get("unknown_activity")
+    limit = new_limit or sharing.get("max_slowdown", SharingPolicy().max_slowdown)
+    if active is None or limit is None or sharing.get("utilization") == "ignore" or way not in WAYS:
+        return None
+    load = load_of(usual_utilization(float(active), "assumed"))
+    return round(share_for(load, float(limit), float(limit), str(way)).share, 4)

@@ -13,8 +13,44 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.gres import shares
-from slurm_gpumem.slurm.states import FINAL, REQUEUED, WAITING
-from slurm_gpumem.slurm.submit.arrays import array_tasks
+
+# The tasks of a job array, as --array names them.
+
+
+_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
+_MOST = 1_000_000
+
+
+def array_tasks(text: str) -> Tuple[int, ...]:
+    """The tasks of "0-9", "1,3,5-7", "0-100:10%4", in order; UsageError where sbatch would refuse it."""
+    found: List[int] = []
+    for part in text.partition("%")[0].split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"--array={text}: {part!r} is not a task or a range like 0-9")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or step < 1 or (last - first) // step >= _MOST:
+            raise UsageError(f"--array={text}: {part!r} is not a range of tasks")
+        found += range(first, last + 1, step)
+    return tuple(sorted(set(found)))
+
+
+# Slurm's names for a job's states, as squeue and sacct print them.
+
+
+FINAL_CODES = {
+    "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "F": "FAILED",
+    "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED", "RV": "REVOKED", "TO": "TIMEOUT",
+}  # fmt: skip
+REQUEUED = "REQUEUED"
+"""Of a run that was ended so that the job runs again."""
+CODES = {**FINAL_CODES, "R": "RUNNING", "RQ": REQUEUED}
+"""Short name → name, of the states that a report can show."""
+FINAL = tuple(FINAL_CODES.values())
+"""States of a job that ended for good."""
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+"""States of a job that is on no node."""
+
 
 JOB_NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
 REQUEUED_IN_GRACE_TIME = (24, 5, 0)
