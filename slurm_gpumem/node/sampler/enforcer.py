@@ -68,10 +68,6 @@ class Enforcer:
         overran: List[Tuple[NodeJob, Dict[Process, GpuProcess]]] = []
         for job_id, usage in self._roster.usage.items():
             job = self._roster.jobs[job_id]
-            if self._watch.requeues(job):
-                log(self._folder.root, f"job {job_id} could not be fenced: requeued")
-                usage.notes.add("requeued, since it was not fenced")
-                self._roster.truth.requeue(job_id)
             beside = {uuid: _others(by_job, job_id) for uuid, by_job in seen.items() if by_job.get(job_id)}
             sizes = [gpu.now_mib for gpu in usage.gpus.values() if gpu.now_mib is not None]
             outside = sum(p.mps is False for by_job in seen.values() for p in by_job.get(job_id, ()))
@@ -133,7 +129,7 @@ class Enforcer:
             limit = self._roster.usage[job_id].limit_mib
             for pid in pids:
                 start = processes.start_of(pid)
-                if start is None or limit is None or not self._config.limits:
+                if start is None or limit is None:
                     continue
                 client = Process(pid, start)
                 if client not in known:

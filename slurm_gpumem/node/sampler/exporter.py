@@ -11,6 +11,9 @@ from slurm_gpumem.node.records import find_record
 from slurm_gpumem.node.sampler.counters import load_tally
 from slurm_gpumem.node.sampler.prometheus import render
 
+_EVERY_S = 15.0
+"""Between two writes of the file: as often as Prometheus scrapes by default."""
+
 
 class Exporter:
     """One node's metrics."""
@@ -35,10 +38,7 @@ class Exporter:
 
     def write(self, live: Live, now: float) -> None:
         """The file, when the site wants one and it is due."""
-        if (
-            self._config.prometheus_file is not None
-            and now - self._written >= self._config.prometheus_every_s
-        ):
+        if self._config.prometheus_file is not None and now - self._written >= _EVERY_S:
             self._written = now
             self._write(live, running=True)
 

@@ -1,15 +1,10 @@
-"""What is done about a job that could not be fenced, takes more than its shards or runs outside MPS."""
+"""What is done about a job that takes more than its shards or runs outside MPS."""
 
 from __future__ import annotations
 
 from typing import Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.formats.job_record import UNFENCED
-from slurm_gpumem.node.jobs import NodeJob
-
-_MOST_REQUEUES = 2
-"""A node that cannot fence anything must not send a job round forever."""
 
 
 class Watch:
@@ -48,25 +43,11 @@ class Watch:
             due.append(("log", text))
         if self._lasts(job_id, "unlimited", unlimited > 0, now):
             text = f"job {job_id} has {unlimited} MPS client(s) whose memory limit was changed or removed"
-            due.append((self._config.on_unfenced, text))
+            due.append(("log", text))
         if self._lasts(job_id, "unfenced", unfenced > 0, now):
             text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
-            due.append((self._config.on_unfenced, text))
+            due.append(("log", text))
         return due
-
-    def requeues(self, job: NodeJob) -> bool:
-        """Whether a job that could not be fenced is to be requeued; True once per run."""
-        key = (job.job_id, "start")
-        if (
-            self._config.unfenced != "requeue"
-            or job.mode != UNFENCED
-            or job.claim is None
-            or job.restarts >= _MOST_REQUEUES
-            or key in self._done
-        ):
-            return False
-        self._done.add(key)
-        return True
 
     def ends(self, job_id: int, now: float) -> bool:
         """Whether the job's processes are to be ended, for as long as it takes too much."""
