@@ -2,7 +2,8 @@
 --
 -- A site's job_submit.lua loads this file once and calls `job_submit` for each job; see
 -- job_submit.lua in this directory. The site is described by the table in gpumem_site.lua, which
--- `gpumem setup` writes. It is read when this file is loaded, never when a job is submitted.
+-- `gpumem setup` writes; its `mode` is in gpumem.toml. Both are read when this file is loaded, never when
+-- a job is submitted.
 --
 -- slurmctld holds locks while this runs. Therefore no file, process or module is opened at submit
 -- time, at most 64 KiB and 200 lines of a script are read, only plain finds and patterns
@@ -290,7 +291,7 @@ function M.before(rules)
   end
 end
 
-M.site, M.site_error = hardware.load_site(here .. "gpumem_site.lua")
+M.site, M.site_error = hardware.load_site(here .. "gpumem_site.lua", here .. "gpumem.toml")
 if not M.site and type(slurm) == "table" and slurm.log_error then
   slurm.log_error("%s", "gpumem: " .. clean(M.site_error) .. "; jobs are not changed")
 end

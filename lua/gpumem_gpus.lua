@@ -6,9 +6,9 @@ local lines = ...
 
 local M = { schema = 1 }
 
-local MAX_NAMES_BYTES = 1024
+local MAX_NAMES_BYTES, MAX_TOML_BYTES = 1024, 262144
 
-local find, sub, lower = string.find, string.sub, string.lower
+local find, sub, match, lower = string.find, string.sub, string.match, string.lower
 
 -- Integer division. Numbers are printed with %d everywhere: from Lua 5.3 on, 12288/1024 prints as 12.0.
 local function ceil_div(amount, unit)
@@ -104,7 +104,7 @@ function M.check_site(site)
   if type(site) ~= "table" or site.schema ~= M.schema then
     return "is not a table with schema = " .. M.schema
   elseif site.mode ~= "observe" and site.mode ~= "opt-in" and site.mode ~= "on" then
-    return 'mode is not "observe", "opt-in" or "on"'
+    return 'mode is not "observe", "opt-in" or "on" (gpumem.toml)'
   elseif site.gres ~= "shard" and site.gres ~= "mps" then
     return 'gres is not "shard" or "mps"'
   elseif type(site.shard_mib) ~= "number" or site.shard_mib < 1 then
@@ -130,8 +130,31 @@ function M.check_site(site)
   return nil
 end
 
---- The table in a file, read as data (it cannot call anything); or nil and the error.
-function M.load_site(path)
+--- `mode` of [sharing] in the text of a gpumem.toml, which gpusbatch reads too; nil where it says nothing.
+function M.mode_in(text)
+  local header, mode = "", nil
+  for line in string.gmatch(text, "[^\r\n]+") do
+    header = match(line, "^%s*%[%s*([^%[%]]-)%s*%]") or header
+    local key, value = match(line, "^%s*([%w_.]+)%s*=%s*[\"']([^\"']*)[\"']")
+    if key == (header == "" and "sharing.mode" or "mode") and (header == "" or header == "sharing") then
+      mode = value
+    end
+  end
+  return mode
+end
+
+local function read_mode(path)
+  local file = io.open(path)
+  local text = file and file:read(MAX_TOML_BYTES)
+  if file then
+    file:close()
+  end
+  return text and M.mode_in(text)
+end
+
+--- The table in a file, read as data (it cannot call anything), with the mode that the gpumem.toml beside it sets;
+-- or nil and the error.
+function M.load_site(path, toml)
   local chunk, why
   if setfenv then
     chunk, why = loadfile(path)
@@ -145,6 +168,9 @@ function M.load_site(path)
     return nil, tostring(why)
   end
   local fine, site = pcall(chunk)
+  if fine and type(site) == "table" then
+    site.mode = read_mode(toml) or site.mode or "opt-in" -- tables written before held a mode, too
+  end
   why = not fine and tostring(site) or M.check_site(site)
   if why then
     return nil, path .. ": " .. why

@@ -140,7 +140,7 @@ function M.host_share(job, site, gpu, count)
   end
   if gpu.cpus and not given(job.cpus_per_task, NO_VAL16) and not named
       and not (given(job.min_cpus, NO_VAL) and job.min_cpus > nodes) then
-    local cpus = math.min(math.floor(gpu.cpus * count / gpu.shares), site.max_cpus or gpu.cpus)
+    local cpus = math.floor(gpu.cpus * count / gpu.shares)
     if cpus > 1 then
       numbers.cpus_per_task, numbers.min_cpus = cpus, cpus * nodes
     end

@@ -3,7 +3,7 @@
 -- jobs are accepted unchanged, and the log says why.
 --
 -- slurmctld reloads this file when it changes, but not the files that it loads:
--- `touch` it after changing gpumem.lua or gpumem_site.lua.
+-- `touch` it after changing gpumem.lua, gpumem_site.lua or the mode in gpumem.toml.
 
 function slurm_job_submit(job_desc, part_list, submit_uid)
   -- The site's own rules go here.

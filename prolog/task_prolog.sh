@@ -5,13 +5,13 @@
 run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
-record='' run='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
+record='' run='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 claim_mib='' uuid='' pipe=''
 [ -r "$file" ] &&
-    while read -r key one two three four; do
+    while read -r key one two three _; do
         case $key in
-        mode) mode=$one ;; priority) priority=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
-        record) record=$one ;; run) run=$one ;; slot) slot="$one $two" ;; limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
-        gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
+        mode) mode=$one ;; priority) priority=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;;
+        record) record=$one ;; run) run=$one ;; slot) slot="$one $two" ;; claim_mib) claim_mib=$one ;;
+        gpu) case $number in "$one" | "$two") uuid=$two pipe=$three ;; esac ;;
         esac
     done <"$file"
 # A script that saves checkpoints can resume if this is more than 1.
@@ -28,13 +28,10 @@ if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$
     mib=${SLURM_SHARDS_ON_NODE:+$((SLURM_SHARDS_ON_NODE * shard_mib + headroom_mib))} mib=${mib:-$claim_mib}
     # The limit is per process: the tasks of one step on this node share it equally.
     tasks=1 rest=$SLURM_GTIDS && while [ "$rest" != "${rest#*,}" ]; do rest=${rest#*,} tasks=$((tasks + 1)); done
-    [ "$limit_key" = index ] && uuid=0
-    [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
+    [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     [ "$priority" = low ] && echo "export CUDA_MPS_CLIENT_PRIORITY=1"
     # Slurm sets this one in every step of a gres/mps job, which asked for memory, not for a part of the SMs.
-    [ "$threads$SLURM_SHARDS_ON_NODE" = no ] && echo "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    [ -z "$SLURM_SHARDS_ON_NODE" ] && echo "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
     [ -r "$here/end_exports.sh" ] && . "$here/end_exports.sh"
-    [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
-        echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
 fi
 [ -z "$next_task_prolog" ] || exec "$next_task_prolog"

@@ -209,7 +209,7 @@ READERS: Dict[str, Reader] = {
     ),
     "gpumem.toml": Reader(
         _setting,
-        ('[sharing]\nmode = "opt-in"\nshard_mib = 1024\n[node]\nspool = "/x"\n[slots]\nleast_s = 60\n',),
+        ('[sharing]\nmode = "opt-in"\nshard_mib = 1024\n[slots.partitions]\ngpu = "2h"\n',),
     ),
     "gpumem-gpus.toml": Reader(
         of_file(lambda path: gpu_table(path)), ('[a100]\nmemory_mib = 40960\ncontext_mib = 500\n',)

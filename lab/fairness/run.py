@@ -57,8 +57,8 @@ class Played:
         self._folder = folder / "jobs"
         self._folder.mkdir()
         self.cluster = up(_spec(self._way, folder / "cluster", places))
-        with open(self.cluster.layout.site_config, "a", encoding="utf-8") as file:
-            file.write("[slots]\nleast_s = 1\n")
+        site = self.cluster.layout.site_config
+        site.write_text(site.read_text().replace("[devcluster]", "[devcluster]\nleast_slot_s = 1"))
         self._submitted: Dict[str, float] = {}
 
     def slow_down_prologs(self) -> None:

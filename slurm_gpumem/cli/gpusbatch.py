@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.job_trace.before_submission import AfterTrace
     from slurm_gpumem.submission.plan import Plan
     from slurm_gpumem.submission.sbatch_call import PlannedCall
-    from slurm_gpumem.summaries.types import ModelSummary
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
@@ -224,19 +223,7 @@ def _traced(asked: Submission, switches: Switches) -> AfterTrace:
         lines = trace_lines(trace.run.name, trace.summary, trace.traced, trace.estimate, shard_mib)
         print("\n".join(lines), file=sys.stderr)
     _say_all(f"note: {note}" for note in after.notes)
-    return after if trace is None else after._replace(asked=_asked_of_user(after.asked, trace.summary))
-
-
-def _asked_of_user(asked: Submission, summary: ModelSummary) -> Submission:
-    """With trace.unfinished = "ask", on a terminal: the margin, if its user takes that for an answer."""
-    config, seen = asked.config, summary.trace.unfinished if summary.trace else ""
-    if not seen or config.trace.unfinished != "ask" or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return asked
-    say(f"the trace did not come to the script's end: seen were {seen}. What comes later may need more")
-    print("submit it with a margin for that? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        return asked  # refused where the site's rule is looked at
-    return asked._replace(config=config._replace(trace=config.trace._replace(unfinished="margin")))
+    return after
 
 
 def _submit_behind(after: AfterTrace, switches: Switches) -> int:

@@ -9,7 +9,7 @@ from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
-from slurm_gpumem.config.schema import ACCOUNTING, NODE, SHARING
+from slurm_gpumem.config.schema import ACCOUNTING, DEVCLUSTER, NODE, SHARING
 from slurm_gpumem.xdg import cache_path
 
 
@@ -38,10 +38,10 @@ def load_accounting_config(environ: Optional[Mapping[str, str]] = None) -> Accou
     """The site's file; without one, the defaults. ConfigError when its `[accounting]` is wrong."""
     env = os.environ if environ is None else environ
     # Of [node] and [sharing] the same values as the nodes use, which take the default for a wrong one.
-    reading = read_file(site_config_path(env), (ACCOUNTING, NODE, SHARING)).strict(ACCOUNTING)
+    reading = read_file(site_config_path(env), (ACCOUNTING, NODE, SHARING, DEVCLUSTER)).strict(ACCOUNTING)
     table = reading.table(ACCOUNTING)
     spool = reading.table(NODE).get("spool", NODE.default("spool"))
-    site_index = table.get("index", ACCOUNTING.default("index"))
+    site_index = reading.table(DEVCLUSTER).get("index", DEVCLUSTER.default("index"))
     own_index = site_index if os.geteuid() == 0 else _users_index()
     return AccountingConfig(
         dir=table.get("dir", spool),

@@ -13,11 +13,13 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 from slurm_gpumem.config.kinds import Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
-from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLOTS, SLURM, TEXTS, TRACE
+from slurm_gpumem.config.schema import DEVCLUSTER, JOB, JOB_KEYS, NODE, OLD_KEYS, SHARING, SLOTS, TRACE
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.text import near_names
 
-_READ = (SHARING, SLURM, TEXTS, JOB, TRACE, SLOTS)
+_READ = (SHARING, JOB, TRACE, SLOTS)
+ANY_SLOWDOWN = 100.0
+"""The largest max_slowdown: none is too much, and activity stays out of the shares."""
 
 
 class SharingPolicy(NamedTuple):
@@ -27,15 +29,12 @@ class SharingPolicy(NamedTuple):
     gres: str = SHARING.default("gres")
     shard_mib: int = SHARING.default("shard_mib")
     min_host_mib: int = SHARING.default("min_host_mib")
-    max_cpus: Optional[int] = SHARING.default("max_cpus")
-    cpus: str = SHARING.default("cpus")
     first_run_mib: Optional[int] = SHARING.default("first_run_mib")
     unknown_activity: Optional[float] = SHARING.default("unknown_activity")
     coverage: Optional[float] = SHARING.default("coverage")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")
-    utilization: str = SHARING.default("utilization")
     partitions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    """The tables [sharing.partition.NAME]: other values of the three above."""
+    """The tables [sharing.partition.NAME]: other values of the two above."""
     node_mps: str = NODE.default("mps")
     """How jobs run on one GPU ([node] mps): users that take turns slow each other down more."""
 
@@ -46,27 +45,8 @@ class SharingPolicy(NamedTuple):
 
     def slowdown_in(self, partitions: Iterable[str]) -> Optional[float]:
         """The slowdown that the site accepts for a job that may run in these; the least of several."""
-        found = []
-        for name in partitions:
-            own = self.partitions.get(name, {})
-            limit = own.get("max_slowdown", self.max_slowdown)
-            if limit is not None and own.get("utilization", self.utilization) == "budget":
-                found.append(float(limit))
-        return min(found, default=None)
-
-    def ignores_utilization(self, partitions: Iterable[str]) -> bool:
-        """Whether the site keeps activity out of the shares in all of these partitions."""
-        return all(
-            self.partitions.get(name, {}).get("utilization", self.utilization) == "ignore"
-            for name in partitions
-        )
-
-
-class SlurmSettings(NamedTuple):
-    """The `[slurm]` table: how long we wait for Slurm and how long its answer holds."""
-
-    timeout_s: int = SLURM.default("timeout_s")
-    cache_s: int = SLURM.default("cache_s")
+        found = [self.partitions.get(name, {}).get("max_slowdown", self.max_slowdown) for name in partitions]
+        return min((float(limit) for limit in found if limit and limit < ANY_SLOWDOWN), default=None)
 
 
 class TraceSettings(NamedTuple):
@@ -76,9 +56,7 @@ class TraceSettings(NamedTuple):
     where: str = TRACE.default("where")
     time_limit_s: float = TRACE.default("time_limit_s")
     memory_mib: int = TRACE.default("memory_mib")
-    cpus: int = TRACE.default("cpus")
     at_once: Optional[int] = TRACE.default("at_once")
-    unfinished: str = TRACE.default("unfinished")
     partition: Optional[str] = TRACE.default("partition")
 
 
@@ -87,13 +65,7 @@ class SlotPolicy(NamedTuple):
 
     partitions: Mapping[str, int] = MappingProxyType({})
     """Seconds by partition, for jobs that do not say."""
-    least_s: int = SLOTS.default("least_s")
-
-
-class TextPolicy(NamedTuple):
-    """The `[text]` table: what to do where a model's text does not show enough."""
-
-    unknown: str = TEXTS.default("unknown")
+    least_s: int = DEVCLUSTER.default("least_slot_s")
 
 
 class JobDefault(NamedTuple):
@@ -107,21 +79,19 @@ class Config(NamedTuple):
     """What a submission reads of the configuration."""
 
     sharing: SharingPolicy = SharingPolicy()
-    slurm: SlurmSettings = SlurmSettings()
     trace: TraceSettings = TraceSettings()
-    text: TextPolicy = TextPolicy()
     slots: SlotPolicy = SlotPolicy()
     job: Mapping[str, JobDefault] = MappingProxyType({})
     warnings: Tuple[str, ...] = ()
 
 
 def load_config(environ: Optional[Mapping[str, str]] = None) -> Config:
-    """The site's file, then the user's, then GPUMEM_SHARING_*, GPUMEM_SLURM_* and GPUMEM_TEXT_* variables."""
+    """The site's file, then the user's, then GPUMEM_SHARING_* variables."""
     env = os.environ if environ is None else environ
     config = Config()
     for path in (site_config_path(env), user_config_path()):
         # What [node] says is the nodes' own to check; only its mode is of interest here.
-        reading = read_file(path, (*_READ, NODE)).usable(*_READ)
+        reading = read_file(path, (*_READ, NODE, DEVCLUSTER)).usable(*_READ)
         config = _merged(config, reading)
         config = config._replace(warnings=(*config.warnings, *reading.unknown(*_READ)))
     return _with_environment(config, env)
@@ -139,42 +109,41 @@ def _merged(config: Config, reading: Reading) -> Config:
     mps = reading.table(NODE).get("mps", "off")
     if mps != "off":
         sharing["node_mps"] = mps
+    constants = reading.table(DEVCLUSTER)
+    least = {"least_s": constants["least_slot_s"]} if "least_slot_s" in constants else {}
     job = {
         name: JobDefault(value, f"{reading.file}: job.{name}") for name, value in reading.table(JOB).items()
     }
     return config._replace(
         sharing=config.sharing._replace(**sharing, partitions=partitions),
-        slurm=config.slurm._replace(**reading.table(SLURM)),
         trace=config.trace._replace(**reading.table(TRACE)),
-        text=config.text._replace(**reading.table(TEXTS)),
-        slots=config.slots._replace(**reading.table(SLOTS)),
+        slots=config.slots._replace(**reading.table(SLOTS), **least),
         job={**config.job, **job},
     )
 
 
 def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
     warnings: List[str] = list(config.warnings)
-    sections: Dict[str, Any] = {"sharing": config.sharing, "slurm": config.slurm, "text": config.text}
-    variables = {
-        _variable(f"{section.name}_{key.name}"): (section, key)
-        for section in (SHARING, SLURM, TEXTS)
-        for key in section.keys
-    }
+    sharing = config.sharing
+    variables = {_variable(f"{SHARING.name}_{key.name}"): key for key in SHARING.keys}
     known = [*variables, *map(_variable, JOB_KEYS)]
+    old = {_variable(f"{table}_{key}") for table in ("sharing", "slurm", "text") for key in OLD_KEYS[table]}
+    gone = sorted(old.intersection(env))
+    if gone:
+        warnings.append(f"environment: no longer settings, and without effect: {', '.join(gone)}")
     for name, text in env.items():
-        if not name.startswith("GPUMEM_"):
+        if not name.startswith("GPUMEM_") or name in old:
             continue
         if name in variables and text:
-            section, key = variables[name]
+            key = variables[name]
             value: Any = int(text) if text.isascii() and text.isdigit() else text
-            changed = {key.name: _checked(name, key.kind, value)}
-            sections[section.name] = sections[section.name]._replace(**changed)
+            sharing = sharing._replace(**{key.name: _checked(name, key.kind, value)})
         elif name not in known:
             # Other parts have variables of their own; only what looks like a slip is worth a line.
             near = next(iter(near_names(name, known)), "")
             if near:
                 warnings.append(f"environment: {name} is not known; did you mean {near}?")
-    return config._replace(**sections, warnings=tuple(warnings))
+    return config._replace(sharing=sharing, warnings=tuple(warnings))
 
 
 def _variable(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping, Optional
+from typing import Dict, Mapping, Optional
 
 from slurm_gpumem.xdg import config_path
 
@@ -27,3 +27,9 @@ def user_config_path() -> str:
 def beside_site_config(name: str, environ: Optional[Mapping[str, str]] = None) -> str:
     """Another file of the site, in the folder of its gpumem.toml."""
     return os.path.join(os.path.dirname(site_config_path(environ)), name)
+
+
+def slurm_env(site_file: str) -> Dict[str, str]:
+    """What Slurm's commands need in their environment to find the cluster of a site's file."""
+    beside = os.path.join(os.path.dirname(site_file), "slurm.conf")
+    return {} if os.environ.get("SLURM_CONF") or not os.path.isfile(beside) else {"SLURM_CONF": beside}

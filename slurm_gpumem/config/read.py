@@ -11,11 +11,12 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.config.kinds import Section
-from slurm_gpumem.config.schema import SECTIONS
+from slurm_gpumem.config.schema import DEVCLUSTER, INSTEAD, OLD_KEYS, SECTIONS
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.text import near_names
 
 _TABLES = tuple(section.name for section in SECTIONS)
+_KNOWN = {*_TABLES, *OLD_KEYS, DEVCLUSTER.name}
 
 
 class Problem(NamedTuple):
@@ -32,6 +33,8 @@ class Problem(NamedTuple):
     """What a reader that goes on does: "the default is used", "ignored"."""
     unknown: bool = False
     """Whether it is a name that nobody knows: of another version, or a slip; nothing else is wrong then."""
+    old: bool = False
+    """Whether it is the list of keys that were settings once: a reason for a warning, never for an error."""
 
 
 class Reading(NamedTuple):
@@ -48,7 +51,7 @@ class Reading(NamedTuple):
 
     def strict(self, *sections: Section) -> Reading:
         """The same; ConfigError, which names file and key, when these tables or the file itself are wrong."""
-        return self._without([problem.text for problem in self._of(sections)])
+        return self._without([problem.text for problem in self._of(sections) if not problem.old])
 
     def usable(self, *sections: Section) -> Reading:
         """The same; ConfigError for a wrong value, not for a name that nobody knows (`unknown` has those)."""
@@ -60,7 +63,7 @@ class Reading(NamedTuple):
         return self
 
     def unknown(self, *sections: Section) -> Tuple[str, ...]:
-        """Unknown names in these tables, and unknown tables."""
+        """Unknown names in these tables, unknown tables, and what was a setting once, in whatever table."""
         return tuple(problem.text for problem in self._of(sections) if problem.unknown)
 
     def _of(self, sections: Sequence[Section]) -> List[Problem]:
@@ -89,7 +92,8 @@ def read_file(path: str, sections: Sequence[Section]) -> Reading:
 def read_tables(tables: Mapping[str, Any], file: str, sections: Sequence[Section]) -> Reading:
     """The same of tables that are already parsed."""
     # A table that is known but not asked for is its own reader's to check.
-    problems = [_unknown(file, "", name, _TABLES) for name in tables if name not in _TABLES]
+    problems = [_unknown(file, "", name, _TABLES) for name in tables if name not in _KNOWN]
+    problems += _old_keys(file, tables)
     values: Dict[str, Mapping[str, Any]] = {}
     for section in sections:
         table = tables.get(section.name)
@@ -110,9 +114,9 @@ def _checked(
         key, named = section.find(name), [below for below in section.named if below.name == where]
         if named:
             values[name] = _named(named[0], value, file, problems)
-        elif key is None:
+        elif key is None and not _is_old(section.name, name):
             problems.append(_unknown(file, section.name, name, section.names))
-        else:
+        elif key is not None:
             try:
                 values[key.name] = key.kind.checked(value)
             except ValueError as error:
@@ -130,6 +134,31 @@ def _named(section: Section, tables: Any, file: str, problems: List[Problem]) ->
         name: _checked(section._replace(name=f"{section.name}.{name}"), table, file, problems)
         for name, table in tables.items()
     }
+
+
+def _is_old(table: str, name: str) -> bool:
+    kind = "sharing.partition" if table.startswith("sharing.partition.") else table
+    return name.replace("-", "_") in OLD_KEYS.get(kind, ())
+
+
+def _old_keys(file: str, tables: Mapping[str, Any]) -> List[Problem]:
+    """One problem that names every key of the file that was a setting once, in whatever table; or none."""
+    partitions = _table(_table(tables, "sharing"), "partition")
+    inside = {name: _table(tables, name) for name in OLD_KEYS}
+    inside.update({f"sharing.partition.{name}": _table(partitions, name) for name in partitions})
+    found = [(table, name) for table, keys in inside.items() for name in keys if _is_old(table, name)]
+    if not found:
+        return []
+    what, those = ("a setting", "that line") if len(found) == 1 else ("settings", "those lines")
+    names = ", ".join(f"{table}.{name}" for table, name in found)
+    hints = [text for key, text in INSTEAD.items() if any(key in pair for pair in found)]
+    text = f"{file}: no longer {what}, and without effect: {names}"
+    return [Problem(file, "", "", "; ".join([text, f"remove {those}", *hints]), "ignored", True, old=True)]
+
+
+def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = tables.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _unknown(file: str, section: str, name: str, known: Sequence[str]) -> Problem:

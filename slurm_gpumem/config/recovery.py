@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.config.paths import slurm_env
 from slurm_gpumem.config.read import read_file
-from slurm_gpumem.config.schema import NODE, RECOVERY, SHARING, SLOTS
+from slurm_gpumem.config.schema import DEVCLUSTER, NODE, RECOVERY, SHARING
 
-_READ = (RECOVERY, NODE, SHARING, SLOTS)
+_READ = (RECOVERY, NODE, SHARING, DEVCLUSTER)
 _default = RECOVERY.default
 
 
@@ -18,14 +20,13 @@ class RecoveryConfig(NamedTuple):
 
     enabled: bool = _default("enabled")
     ladder: Tuple[Step, ...] = _default("ladder")
-    on_oom: str = _default("on_oom")
     shard_mib: int = SHARING.default("shard_mib")
     """From [sharing]; the following from [node]."""
     spool: Path = NODE.default("spool")
-    least_slot_s: int = SLOTS.default("least_s")
-    """From [slots]: what is in a job's comment, its owner may have written."""
+    least_slot_s: int = DEVCLUSTER.default("least_slot_s")
+    """What is in a job's comment, its owner may have written."""
     slurm_bin: Optional[Path] = NODE.default("slurm_bin")
-    slurm_env: Mapping[str, str] = NODE.default("slurm_env")
+    slurm_env: Mapping[str, str] = MappingProxyType({})
     notes: Tuple[str, ...] = ()
     """What was wrong in the file: logged, and the default used."""
 
@@ -34,6 +35,12 @@ def load_recovery_config(path: str) -> RecoveryConfig:
     """The file's `[recovery]` table; what is wrong means the default and a note, never an error."""
     reading = read_file(path, _READ)
     others = {**reading.table(SHARING), **reading.table(NODE)}
-    wanted = {key: others[key] for key in ("shard_mib", "spool", "slurm_bin", "slurm_env") if key in others}
-    least = reading.table(SLOTS).get("least_s", SLOTS.default("least_s"))
-    return RecoveryConfig(**reading.table(RECOVERY), **wanted, least_slot_s=least, notes=reading.notes)
+    wanted = {key: others[key] for key in ("shard_mib", "spool", "slurm_bin") if key in others}
+    least = reading.table(DEVCLUSTER).get("least_slot_s", DEVCLUSTER.default("least_slot_s"))
+    return RecoveryConfig(
+        **reading.table(RECOVERY),
+        **wanted,
+        least_slot_s=least,
+        slurm_env=slurm_env(path),
+        notes=reading.notes,
+    )

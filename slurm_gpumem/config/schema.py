@@ -32,7 +32,6 @@ SHARED_GRES = ("shard", "mps")
 NODE_MPS = ("per-user", "shared", "timeslice", "off")
 """How the jobs on one GPU run: an MPS server for each user, one for all, no MPS, or what the site runs."""
 _NODE_MPS = one_of(*NODE_MPS)
-_ACTION = one_of("log", "warn", "cancel")
 _PARTITION_KEYS = (
     Key(
         "coverage",
@@ -45,13 +44,8 @@ _PARTITION_KEYS = (
         "max_slowdown",
         SLOWDOWN,
         2.0,
-        "how many times as long a step may take beside others as alone, as predicted (gpumem docs sharing)",
-    ),
-    Key(
-        "utilization",
-        one_of("budget", "ignore"),
-        "budget",
-        '"budget": a share is the larger of memory and activity; "ignore": only memory decides',
+        "how many times as long a step may take beside others as alone, as predicted (gpumem docs sharing); "
+        "100: any, only memory decides",
     ),
 )
 
@@ -73,19 +67,6 @@ SHARING = Section(
             "host memory requested at least, up to a quarter of what belongs to one GPU",
         ),
         Key(
-            "max_cpus",
-            AT_LEAST_ONE,
-            None,
-            "CPUs that a shared job is given at most if it names none; unset: in proportion to its share",
-        ),
-        Key(
-            "cpus",
-            one_of("used", "share"),
-            "used",
-            '"used": fewer CPUs than its share has for a job whose earlier runs used fewer; "share": always '
-            "in proportion",
-        ),
-        Key(
             "first_run_mib",
             AT_LEAST_ONE,
             None,
@@ -103,27 +84,6 @@ SHARING = Section(
     named=(Section("sharing.partition", _PARTITION_KEYS),),
 )
 
-SLURM = Section(
-    "slurm",
-    (
-        Key("timeout_s", AT_LEAST_ONE, 3, "how long gpusbatch waits for Slurm's answer"),
-        Key("cache_s", AT_LEAST_ONE, 600, "how long that answer is used again"),
-    ),
-)
-
-TEXTS = Section(
-    "text",
-    (
-        Key(
-            "unknown",
-            one_of("widen", "whole-gpu", "ask"),
-            "widen",
-            'for a text with classes whose forward nobody knows: "widen" (a request as wide as such networks '
-            'need), "whole-gpu" or "ask" (refuse until it is traced or its memory is given)',
-        ),
-    ),
-)
-
 JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
     "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input", "input-dtype",
@@ -136,11 +96,10 @@ JOB_SWITCHES = ("exclusive-gpu", "checkpointing", "channels-last", "trace")
 
 JOB = Section(
     "job",
-    # What makes a job ask for sharing is the job's own and has no default in a file.
+    # What people or sites want for all jobs; the rest belongs to one job, and stands in its script.
     tuple(
         Key(name, WORD, None, f"default of #GPUMEM {name}= and --{name}")
-        for name in JOB_KEYS
-        if name not in ("model", "mem", "exclusive-gpu", "trace", "strategy", "input", "slot")
+        for name in ("optimizer", "precision", "gpu", "torch", "on-oom", "trace-or")
     ),
 )
 
@@ -161,19 +120,11 @@ TRACE = Section(
         ),
         Key("time_limit_s", SECONDS, 120, "for one trace; a job may ask for less or more (trace-limit)"),
         Key("memory_mib", AT_LEAST_ONE, 16384, "host memory that a traced script may take"),
-        Key("cpus", AT_LEAST_ONE, 2, "CPUs that it may use"),
         Key(
             "at_once",
             AT_LEAST_ONE,
             None,
             "traces that run at once on a login node, others queue; unset: as many as it has free CPUs for",
-        ),
-        Key(
-            "unfinished",
-            one_of("margin", "whole-gpu", "ask"),
-            "margin",
-            'for a script whose end the trace did not see: "margin" (a wider request), "whole-gpu", or "ask" '
-            "(refuse; on a terminal, ask the user)",
         ),
         Key("partition", TEXT, None, 'of the trace jobs (where = "job"); unset: the default partition'),
     ),
@@ -196,31 +147,10 @@ NODE = Section(
             'other modes for jobs of a partition: {course = "shared"}',
         ),
         Key(
-            "mps_by_gpu",
-            table_of("a table of modes by GPU", _NODE_MPS),
-            {},
-            'other modes for GPUs whose name contains the key: {T4 = "timeslice"}; before the partition\'s',
-        ),
-        Key(
             "headroom_mib",
             MEBIBYTES,
             0,
             "added to every job's limit; the part of the GPU that is no shard must cover it",
-        ),
-        Key(
-            "limits", SWITCH, True, "set a memory limit for MPS clients; without it jobs share without limits"
-        ),
-        Key(
-            "limit_key",
-            one_of("uuid", "index"),
-            "uuid",
-            'how the limit names the GPU; "index" is 0, since a daemon pinned to one GPU renumbers it',
-        ),
-        Key(
-            "thread_percentage",
-            SWITCH,
-            False,
-            "also set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, by the job's part of the GPU",
         ),
         Key(
             "driver_limit",
@@ -236,12 +166,6 @@ NODE = Section(
             "auto",
             "where the sampler's metrics come from",
         ),
-        Key("ledger", PATH, None, 'folder of the stand-in GPUs; only for source = "standin"'),
-        Key("interval_s", SECONDS, 1, "between two looks at processes and their memory"),
-        Key("activity_every_s", SECONDS, 5, "between two readings of activity, power and energy"),
-        Key("record_every_s", SECONDS, 30, "between two updates of the job records on disk"),
-        Key("slurm_every_s", SECONDS, 60, "between two questions to Slurm about one of the node's jobs"),
-        Key("idle_exit_s", SECONDS, 30, "the sampler ends when no shared job has been here for this long"),
         Key(
             "on_overrun",
             one_of("end", "log", "warn", "cancel"),
@@ -249,41 +173,9 @@ NODE = Section(
             'for a job above its shards beside others: "end" (its GPU processes, as out of memory), "log", '
             '"warn" (a line on its stderr) or "cancel"',
         ),
-        Key(
-            "on_unfenced",
-            _ACTION,
-            "log",
-            '"log", "warn" or "cancel" for a GPU process of a shared job outside MPS or without its limit',
-        ),
-        Key(
-            "unfenced",
-            one_of("start", "requeue"),
-            "start",
-            "what becomes of a job that MPS could not be prepared for: it starts, or the sampler requeues it",
-        ),
-        Key(
-            "user_tmpfs_mib",
-            MEBIBYTES,
-            16,
-            "size of the file system for the files of a user's MPS daemon on one GPU; 0 for none",
-        ),
-        Key("grace_s", SECONDS, 1, "how long that may last before the action is taken"),
         Key("prometheus_file", PATH, None, "the node's metrics, for node_exporter's textfile collector"),
-        Key("prometheus_every_s", SECONDS, 15, "between two writes of that file"),
         Key("prometheus_users", SWITCH, True, "name the jobs' users in that file"),
-        Key(
-            "mps_control",
-            ABSOLUTE,
-            "/usr/bin/nvidia-cuda-mps-control",
-            "the program that starts and asks MPS daemons",
-        ),
         Key("slurm_bin", PATH, None, "folder of Slurm's commands when it is not on the PATH"),
-        Key(
-            "slurm_env",
-            table_of("a table of variables", TEXT),
-            {},
-            'environment of those commands: {SLURM_CONF = "/etc/slurm/slurm.conf"}',
-        ),
     ),
 )
 
@@ -298,12 +190,6 @@ RECOVERY = Section(
             'what a job asks for next: "need+25%" (a margin on what it needed, or twice its share), "+25%" '
             '(a margin on its share) or "whole-gpu"',
         ),
-        Key(
-            "on_oom",
-            one_of("requeue", "fail"),
-            "fail",
-            "for jobs whose record does not say; gpusbatch always says",
-        ),
     ),
 )
 
@@ -317,7 +203,6 @@ SLOTS = Section(
             'time slots of jobs that do not say, by partition: {gpu = "2h"}; only for what is known to save '
             "checkpoints from an earlier run",
         ),
-        Key("least_s", AT_LEAST_ONE, 600, "the shortest slot that a job may ask for"),
     ),
 )
 
@@ -325,9 +210,56 @@ ACCOUNTING = Section(
     "accounting",
     (
         Key("dir", PATH, None, "where records are gathered, seen by login nodes; unset: node.spool"),
-        Key("index", PATH, "/var/lib/gpumem", "folder of root's index, on a local disk"),
         Key("readers", GROUPS, [], "groups that may read root's index, and so see all jobs"),
     ),
 )
 
-SECTIONS = (SHARING, SLURM, TEXTS, JOB, TRACE, NODE, RECOVERY, SLOTS, ACCOUNTING)
+SECTIONS = (SHARING, JOB, TRACE, NODE, RECOVERY, SLOTS, ACCOUNTING)
+
+DEVCLUSTER = Section(
+    "devcluster",
+    (
+        Key("ledger", PATH, None, "folder of the stand-in GPUs"),
+        Key("mps_control", ABSOLUTE, "/usr/bin/nvidia-cuda-mps-control", "starts and asks MPS daemons"),
+        Key("index", PATH, "/var/lib/gpumem", "folder of root's index of records, on a local disk"),
+        Key("interval_s", SECONDS, 1, "between two looks at processes and their memory"),
+        Key("activity_every_s", SECONDS, 5, "between two readings of activity, power and energy"),
+        Key("record_every_s", SECONDS, 30, "between two updates of the job records on disk"),
+        Key("slurm_every_s", SECONDS, 60, "between two questions to Slurm about one of the node's jobs"),
+        Key("idle_exit_s", SECONDS, 30, "the sampler ends when no shared job has been here for this long"),
+        Key("grace_s", SECONDS, 1, "how long a job may be above its shards before something is done"),
+        Key("least_slot_s", AT_LEAST_ONE, 600, "the shortest slot that a job may ask for"),
+    ),
+)
+"""Constants of the nodes, in one table: a cluster of stand-in GPUs has others, and tests wait less.
+
+No settings of a site: no page and no man page names the table.
+"""
+
+OLD_KEYS = {
+    "sharing": ("max_cpus", "cpus", "utilization"),
+    "sharing.partition": ("utilization",),
+    "slurm": ("timeout_s", "cache_s"),
+    "text": ("unknown",),
+    "job": (
+        "batch_size", "estimator", "max_slowdown", "grad_accumulation", "checkpointing", "channels_last",
+        "loss", "input_dtype", "module_loading", "coverage", "trace_tasks", "trace_limit",
+    ),
+    "trace": ("cpus", "unfinished"),
+    "node": (
+        "mps_by_gpu", "limits", "limit_key", "thread_percentage", "ledger", "interval_s", "activity_every_s",
+        "record_every_s", "slurm_every_s", "idle_exit_s", "on_unfenced", "unfenced", "user_tmpfs_mib",
+        "grace_s", "prometheus_every_s", "mps_control", "slurm_env",
+    ),
+    "recovery": ("on_oom",),
+    "slots": ("least_s",),
+    "accounting": ("index",),
+}  # fmt: skip
+"""By table, keys that were settings and are constants now."""
+INSTEAD = {
+    "utilization": 'utilization = "ignore" is now max_slowdown = 100',
+    "mps_by_gpu": "mps_by_partition takes the place of mps_by_gpu",
+    "slurm_env": "a slurm.conf beside gpumem.toml takes the place of slurm_env",
+    "job": "write what a job says of itself into its script (#GPUMEM)",
+}
+"""By key or table, what takes the place of some of them."""

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Mapping
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster import processes
@@ -44,20 +44,23 @@ def recovery_settings(hooks: Path) -> Dict[str, str]:
 
 def site_tables(layout: Layout) -> List[str]:
     """The lines of gpumem.toml that they need."""
-    node = {
-        # Stand-in GPUs have no MPS.
-        "mps": "timeslice",
+    # Stand-in GPUs have no MPS.
+    node = {"mps": "timeslice", "spool": str(layout.records)}
+    constants = {
         "ledger": str(layout.ledger),
-        "spool": str(layout.records),
+        "index": str(layout.index),
         "interval_s": 0.25,
         "activity_every_s": 1,
         "record_every_s": 2,
         "slurm_every_s": 1,
         "idle_exit_s": 2,
     }
-    lines = [f"{key} = {json.dumps(value)}" for key, value in node.items()]
-    lines += ["", "[node.slurm_env]", f"SLURM_CONF = {json.dumps(str(layout.slurm_conf))}"]
-    return ["", "[node]", *lines, "", "[accounting]", f"index = {json.dumps(str(layout.index))}"]
+    return ["", *toml_lines("node", node), "", *toml_lines("devcluster", constants)]
+
+
+def toml_lines(name: str, table: Mapping[str, object]) -> List[str]:
+    """A table as it stands in a gpumem.toml."""
+    return [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
 
 
 def samplers(layout: Layout) -> List[Process]:

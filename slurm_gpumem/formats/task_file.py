@@ -34,10 +34,6 @@ class TaskFile(NamedTuple):
     """Only "mps" leads to a daemon."""
     shard_mib: int
     headroom_mib: int
-    limits: bool
-    limit_key: str
-    threads: bool
-    """Whether its part of the SMs is limited too."""
     claim_mib: Optional[int]
     """What its record claims to have been given."""
     record: bool
@@ -65,9 +61,8 @@ def format_task_file(task: TaskFile) -> str:
         f"mode {task.mode}",
         f"shard_mib {task.shard_mib}",
         f"headroom_mib {task.headroom_mib}",
-        f"limits {'yes' if task.limits else 'no'}",
-        f"limit_key {task.limit_key}",
-        f"threads {'yes' if task.threads else 'no'}",
+        # For a task_prolog.sh of before, which sets no limit without this word.
+        "limits yes",
         *([] if task.claim_mib is None else [f"claim_mib {task.claim_mib}"]),
         f"run {task.run}",
         *(["record yes"] if task.record else []),

@@ -77,7 +77,7 @@ def find_gpus(config: NodeConfig, node: str) -> Tuple[NodeGpu, ...]:
     found = proc_gpus(_PROC_GPUS)
     # Only NVML knows instances, and how much memory a GPU has, which a share of its SMs is computed from.
     divided = any(_PROC_CAPABILITIES.glob("gpu*/mig/gi*"))
-    return nvml_gpus() or found if divided or config.thread_percentage or not found else found
+    return nvml_gpus() or found if divided or not found else found
 
 
 def proc_gpus(folder: Path) -> Tuple[NodeGpu, ...]:

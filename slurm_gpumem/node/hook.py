@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional, Sequence, Set
+from typing import Callable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
@@ -283,8 +283,8 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]
     """The job of a prolog's environment; None when it has no GPU or the site wants nothing done."""
     job_id, uid = jobs.valid_job_id(env.get("SLURM_JOB_ID", "")), env.get("SLURM_JOB_UID", "")
     partition = env.get("SLURM_JOB_PARTITION", "")[:64]
-    modes = {config.mps_for(gpu.name, partition) for gpu in gpus}
-    if job_id is None or not uid.isdigit() or not gpus or "off" in modes:
+    mode = config.mps_for(partition)
+    if job_id is None or not uid.isdigit() or not gpus or mode == "off":
         return None
     restarts = env.get("SLURM_JOB_RESTART_COUNT", "")
     claim = parse_record(env.get("SLURM_JOB_COMMENT", "")[:4096])
@@ -293,7 +293,7 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]
         uid=int(uid),
         user=env.get("SLURM_JOB_USER", "")[:64],
         gpus=tuple(gpu.uuid for gpu in gpus),
-        mode=_mode(modes, gpus, claim),
+        mode=_mode(mode, gpus, claim),
         started=round(time.time(), 3),
         restarts=int(restarts) if restarts.isdigit() else 0,
         cluster=env.get("SLURM_CLUSTER_NAME", "")[:64],
@@ -319,7 +319,7 @@ def _in_slurms_order(gpus: Sequence[NodeGpu], node: str, env: Mapping[str, str])
     return in_slurms_order(gpus, node, env)
 
 
-def _mode(modes: Set[str], gpus: Sequence[NodeGpu], claim: Optional[CommentRecord]) -> str:
+def _mode(mps: str, gpus: Sequence[NodeGpu], claim: Optional[CommentRecord]) -> str:
     # Nobody is beside a job on an instance, and none of its neighbours can take its memory. Only a site that
     # divides instances into shards has something to fence there.
     if any(gpu.instance for gpu in gpus) and not (claim and claim.shards):
@@ -327,7 +327,7 @@ def _mode(modes: Set[str], gpus: Sequence[NodeGpu], claim: Optional[CommentRecor
     # Without a record they are whole ones rather than shards of several.
     if len(gpus) > 1 and claim is None:
         return TIMESLICE
-    return TIMESLICE if "timeslice" in modes else MPS_SHARED if modes == {"shared"} else MPS
+    return {"shared": MPS_SHARED, "timeslice": TIMESLICE}.get(mps, MPS)
 
 
 def start_sampler(folder: RunFolder, node: str) -> None:

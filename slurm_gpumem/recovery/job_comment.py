@@ -76,11 +76,10 @@ def end_message(
     ladder: Sequence[Step],
     *,
     enabled: bool,
-    default: str,
     on_instance: bool = False,
     type_can_change: bool = True,
 ) -> Optional[str]:
-    """What happened and what recovery does about it; `default` is the site's on-oom.
+    """What happened and what recovery does about it.
 
     `on_instance`: it ran on a MIG instance, above which there are larger ones, then whole GPUs: other types.
     """
@@ -89,7 +88,7 @@ def end_message(
     if verdict.next_run == NO_RUN:
         return f"{what}; it is not run again. {verdict.advice}".rstrip()
     record = comment.record or CommentRecord()
-    agreed = enabled and (record.on_oom or default) == "requeue"
+    agreed = enabled and record.on_oom == "requeue"
     if verdict.next_run == SAME_REQUEST:
         again = agreed and not record.again
         return f"{what}; {'if it failed, Slurm runs it again as it was' if again else 'it is not run again'}."

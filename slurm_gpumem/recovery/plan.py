@@ -31,7 +31,7 @@ def why_not(job: Job, comment: JobComment, config: RecoveryConfig, site: Site) -
     # A slot's end is no failure: its owner asked for slots, and a pipe may have swallowed the exit code.
     if end.saw != SLOT and job.ended and job.status in ("0:0", *_KILLED):
         return Refusal(f"its exit code is {job.status}")
-    if end.saw != SLOT and (record.on_oom or config.on_oom) != "requeue":
+    if end.saw != SLOT and record.on_oom != "requeue":
         return Refusal("its owner does not want it to be requeued (on-oom)")
     if job.het:
         return Refusal("the parts of a heterogeneous job can only be requeued together")

@@ -51,9 +51,7 @@ def next_slot(
     if not record.slot:
         return Refusal("its owner asked for no slots")
     if record.slot < config.least_slot_s:
-        return Refusal(
-            f"its slots of {record.slot} s are shorter than slots.least_s, {config.least_slot_s} s"
-        )
+        return Refusal(f"its slots of {record.slot} s are shorter than {config.least_slot_s} s")
     # Its owner can write anything there. Root's records cannot be forged, where the controller can read them.
     measured = (round(one.end - one.start) for one in records if one.end and one.restarts == end.run)
     took = max(record.slot if end.used_s is None else end.used_s, *measured, 0)

@@ -230,7 +230,7 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     if noted is None:
         _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")
         return
-    slurm.update(name, Comment=noted, **_consent(slurm, job, comment, end, config))
+    slurm.update(name, Comment=noted, **_consent(slurm, job, comment, end))
     gpus = read_task_gpus(RunFolder(run_dir()).task_file(int(number)))
     on_instance = any(is_instance(gpu.uuid) for gpu in gpus)
     _write_line(
@@ -239,7 +239,6 @@ def _task_epilog(env: Mapping[str, str]) -> None:
             comment,
             config.ladder,
             enabled=config.enabled,
-            default=config.on_oom,
             on_instance=on_instance,
             type_can_change=not on_instance or slurm.site().version >= GPU_TYPE_CAN_CHANGE,
         )
@@ -334,11 +333,9 @@ def _nodes(text: str) -> List[str]:
         return []  # not Slurm's own words
 
 
-def _consent(
-    slurm: Controller, job: Job, comment: JobComment, end: End, config: RecoveryConfig
-) -> Dict[str, str]:
+def _consent(slurm: Controller, job: Job, comment: JobComment, end: End) -> Dict[str, str]:
     """Where the site's JobRequeue=0 stands against what the owner agreed to, lift it: later nobody can."""
-    agreed = comment.record is not None and (comment.record.on_oom or config.on_oom) == "requeue"
+    agreed = comment.record is not None and comment.record.on_oom == "requeue"
     if job.may_requeue or not agreed or VERDICTS[end.saw].next_run == NO_RUN or slurm.site().requeues:
         return {}
     return {"Requeue": "1"}

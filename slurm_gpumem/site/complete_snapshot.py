@@ -147,7 +147,7 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     paths = [now.folder / name for name in FILES]
     paths += [Path(now.site_file)] if now.site_file else []
     books = now.tables.get(ACCOUNTING.name, {})
-    paths += [books[key] for key in ("dir", "index") if key in books]
+    paths += [books["dir"]] if "dir" in books else []
     plugins = value_of(now.config, "PluginDir") or ""
     paths += [Path(folder) / LUA_PLUGIN for folder in plugins.split(":") if folder]
     return [str(path) for path in dict.fromkeys(paths) if path.exists()]

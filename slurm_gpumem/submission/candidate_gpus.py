@@ -113,11 +113,11 @@ def find_candidates(asked: Submission) -> CandidateGpus:
 
 
 def _cluster(asked: Submission, wanted: Sequence[str]) -> Tuple[Cluster, Tuple[str, ...]]:
-    clusters, limits = asked.options.get("clusters"), asked.config.slurm
-    cluster, warnings = discover_cluster(clusters, timeout_s=limits.timeout_s, max_age_s=limits.cache_s)
+    clusters = asked.options.get("clusters")
+    cluster, warnings = discover_cluster(clusters)
     if set(wanted) - set(cluster.partitions):
         # The partition may be newer than our cached answer.
-        cluster, _ = discover_cluster(clusters, timeout_s=limits.timeout_s, max_age_s=0)
+        cluster, _ = discover_cluster(clusters, max_age_s=0)
     return cluster, warnings
 
 

@@ -43,7 +43,7 @@ def choose_gpu(named: Optional[str], config: Config, shard_mib: Optional[int] = 
 def cluster_gpus(config: Config) -> Tuple[Gpu, ...]:
     """The kinds of GPUs of the default partition (of all, where it has none); empty where nobody answers."""
     try:
-        cluster, _ = discover_cluster(timeout_s=_TIMEOUT_S, max_age_s=config.slurm.cache_s)
+        cluster, _ = discover_cluster(timeout_s=_TIMEOUT_S)
     except SlurmError:
         return ()
     default = [cluster.default_partition] if cluster.default_partition else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.config.load import SharingPolicy
-from slurm_gpumem.errors import DoesNotFitError, UsageError
+from slurm_gpumem.errors import DoesNotFitError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.estimators.whatif import alternatives, largest_batch
@@ -141,37 +141,8 @@ def _several_gpus(case: Case) -> Optional[Verdict]:
 
 
 def _custom_forward(case: Case) -> Optional[Verdict]:
-    """A text that does not show enough: what the site's rule says of it."""
-    unseen, rule, spelled = case.unseen, case.asked.config.text.unknown, case.asked.settings.spelled
-    if unseen is None:
-        return None
-    if rule == "ask":
-        raise UsageError(
-            f"{unseen.message}. This site does not guess here (text.unknown): trace it, say what it needs "
-            f"({spelled('mem')}), or take a whole GPU ({spelled('exclusive-gpu')}). Nothing was submitted."
-        )
-    # No width is enough for a guess: such a text says as little as none.
-    if unseen.no_shapes:
-        return Whole(_no_shapes(case))
-    if rule == "whole-gpu":
-        return Whole(f"{unseen.classes[0]}.forward cannot be seen in a text (text.unknown)")
-    return None
-
-
-def _unfinished(case: Case) -> Optional[Verdict]:
-    """A trace that did not see the script's end: what the site's rule says of it."""
-    seen, rule, spelled = (
-        case.plan.unfinished,
-        case.asked.config.trace.unfinished,
-        case.asked.settings.spelled,
-    )
-    if seen and rule == "ask":
-        raise UsageError(
-            f"the trace did not come to the script's end: seen were {seen}. This site does not guess here "
-            f"(trace.unfinished): allow more ({spelled('trace-limit')} 600), say what it needs "
-            f"({spelled('mem')}), or take a whole GPU ({spelled('exclusive-gpu')}). Nothing was submitted."
-        )
-    return Whole(f"the trace saw {seen} (trace.unfinished)") if seen and rule == "whole-gpu" else None
+    """A text without shapes says as little as none: no width is enough for a guess."""
+    return Whole(_no_shapes(case)) if case.unseen and case.unseen.no_shapes else None
 
 
 def _too_large(case: Case) -> Optional[Verdict]:
@@ -231,7 +202,6 @@ RULES = (
     _asked_for,
     _several_gpus,
     _custom_forward,
-    _unfinished,
     _too_large,
     _instance,
     _undivided,
@@ -284,7 +254,7 @@ def _host(plan: Plan, candidates: CandidateGpus, request: GpuRequest) -> HostSha
     asked, policy = plan.asked, plan.asked.config.sharing
     estimate = plan.largest.estimate if plan.largest else None
     fingerprint = plan.workload.fingerprint
-    if not fingerprint or not estimate or policy.cpus != "used" or names_cpus(asked.options):
+    if not fingerprint or not estimate or names_cpus(asked.options):
         return host_share(request, candidates.kinds, policy, named_cpus=named_cpus(asked.options))
     from slurm_gpumem.estimators.remembered import cpus_of_runs
 

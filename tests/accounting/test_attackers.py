@@ -51,7 +51,8 @@ class Site:
         self.root, self.spool, self.store = root, root / "spool", root / "store"
         self.store.mkdir(mode=0o755)
         (root / "gpumem.toml").write_text(
-            f'[node]\nspool = "{self.spool}"\n[accounting]\ndir = "{self.store}"\nindex = "{root}/index"\n'
+            f'[node]\nspool = "{self.spool}"\n[accounting]\ndir = "{self.store}"\n'
+            f'[devcluster]\nindex = "{root}/index"\n'
         )
         end = time.time() - 3 * 86_400
         users = {1: ALICE, 2: MALLORY, 3: pwd.getpwuid(0)}

@@ -132,8 +132,8 @@ def test_the_command_collects_indexes_and_remembers(
     root = state_folder
     (root / "store").mkdir()
     (root / "gpumem.toml").write_text(
-        f'[node]\nspool = "{root}/spool"\n[accounting]\ndir = "{root}/store"\nindex = "{root}/index"\n'
-        'readers = ["nosuchgroup"]\n'
+        f'[node]\nspool = "{root}/spool"\n[accounting]\ndir = "{root}/store"\n'
+        f'readers = ["nosuchgroup"]\n[devcluster]\nindex = "{root}/index"\n'
     )
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(root / "gpumem.toml"))
     monkeypatch.setenv("GPUMEM_REMEMBERED", str(root / "remembered.json"))

@@ -40,7 +40,7 @@ def main(argv: List[str]) -> int:
             print(f"making {args.jobs:,} records", flush=True)
             write_files(records, args.jobs, until=time.time())
         (root / "gpumem.toml").write_text(
-            f'[node]\nspool = "{records}"\n[accounting]\nindex = "{root}/index"\n'
+            f'[node]\nspool = "{records}"\n[devcluster]\nindex = "{root}/index"\n'
         )
         env = {
             **{key: value for key, value in os.environ.items() if not key.startswith("SLURM")},

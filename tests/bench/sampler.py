@@ -155,8 +155,8 @@ def set_up(root: Path) -> Tuple[List[subprocess.Popen[bytes]], Dict[str, str]]:
     (root / "bin" / "squeue").write_text(f"#!/bin/sh\n{shards}")
     (root / "bin" / "squeue").chmod(0o755)
     (root / "gpumem.toml").write_text(
-        f'[node]\nspool = "{root}/spool"\nslurm_bin = "{root}/bin"\nmps_control = "{root}/none"\n'
-        f'prometheus_file = "{root}/gpumem.prom"\n'
+        f'[node]\nspool = "{root}/spool"\nslurm_bin = "{root}/bin"\n'
+        f'prometheus_file = "{root}/gpumem.prom"\n[devcluster]\nmps_control = "{root}/none"\n'
     )
     for job in range(1, JOBS + 1):
         claim = CommentRecord(estimate_mib=17000, request_mib=20480, shards=20, estimator="structural")

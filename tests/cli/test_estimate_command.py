@@ -120,7 +120,7 @@ def test_a_job_too_large_for_the_gpu_is_said_so() -> None:
 
 def test_defaults_come_from_the_sites_file_then_the_environment_then_options(tmp_path: Path) -> None:
     config = tmp_path / "gpumem.toml"
-    config.write_text('[sharing]\nshard_mib = 2048\n[job]\noptimizer = "sgd"\ngpu = "a100"\nbatch-size = 4\n')
+    config.write_text('[sharing]\nshard_mib = 2048\n[job]\noptimizer = "sgd"\ngpu = "a100"\n')
     env = {"GPUMEM_SITE_CONFIG": str(config), "GPUMEM_OPTIMIZER": "adamw"}
     result = json.loads(_gpumem("estimate", str(CNN), "--batch-size", "8", "--json", env=env).stdout)
     assert (result["job"]["batch_size"], result["job"]["optimizer"], result["gpu"]) == (8, "adamw", "a100")

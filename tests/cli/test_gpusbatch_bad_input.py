@@ -151,6 +151,28 @@ def test_an_unknown_directive_is_a_warning_with_its_line_and_the_job_goes_on(des
 
 
 @pytest.mark.slurm
+def test_a_site_file_with_keys_that_are_gone_is_one_warning_and_the_job_is_submitted(desk: Any) -> None:
+    site = desk.folder / "gpumem.toml"
+    site.write_text(
+        '[sharing]\nutilization = "ignore"\n[text]\nunknown = "ask"\n[job]\nbatch-size = 8\n'
+        '[trace]\nunfinished = "ask"\n[node]\ngrace_s = 2\n[slots]\nleast_s = 9\n[accounting]\nindex = "x"\n'
+    )
+    env = {"GPUMEM_SITE_CONFIG": str(site)}
+    done = desk.call("--parsable", "-H", "job.sh", "--gpu-mem", "4G", env=env)
+    assert done.returncode == 0, done.stderr
+    desk.jobs.append(done.stdout.strip())
+    assert desk.gres(done.stdout.strip()) == "shard:4"
+    said = " ".join(done.stderr.split())
+    assert said.count("warning: ") == 1
+    assert (
+        "gpumem.toml: no longer settings, and without effect: sharing.utilization, text.unknown, "
+        "job.batch-size, trace.unfinished, node.grace_s, slots.least_s, accounting.index; remove "
+        'those lines; utilization = "ignore" is now max_slowdown = 100; write what a job says of itself into '
+        "its script (#GPUMEM)"
+    ) in said
+
+
+@pytest.mark.slurm
 def test_directives_that_ask_for_nothing_are_a_warning(desk: Any) -> None:
     desk.script("job.sh", "true", "#GPUMEM optimizer=sgd")
     done = desk.call("--parsable", "-H", "job.sh")

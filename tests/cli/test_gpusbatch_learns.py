@@ -151,7 +151,6 @@ def test_a_job_that_spins_on_one_of_its_cpus_asks_for_as_many_the_next_time(site
     assert "--gres=shard:11 " in again.stdout, again.stderr
     assert _cpus(again.stdout) <= 2
     assert "of 4: earlier runs used " in again.stderr.replace("\n       ", ""), again.stderr
-    assert _cpus(gpusbatch("--dry-run", GPUMEM_SHARING_CPUS="share").stdout) == 4
     own = gpusbatch("--dry-run", "-c", "3")
     assert "-c 3" in own.stdout
     assert "--cpus-per-task" not in own.stdout

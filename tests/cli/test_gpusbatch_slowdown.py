@@ -45,14 +45,14 @@ def test_without_a_setting_a_step_may_take_twice_as_long_and_the_user_hears_it(d
 
 
 def test_where_the_site_ignores_activity_only_memory_decides(desk: Any, site: Any) -> None:
-    found = asked(desk, *BUSY, env=site('[sharing]\nutilization = "ignore"\n'))
+    found = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 100\n"))
     assert found["shards"] == found["shards_by_memory"]
     assert found["shards_by_activity"] is None
     assert found["utilization"]["sm_active"] > 50
 
 
 def test_a_busy_job_asks_for_more_where_the_site_accepts_little_slowdown(desk: Any, site: Any) -> None:
-    plain = asked(desk, *BUSY, env=site('[sharing]\nutilization = "ignore"\n'))["shards"]
+    plain = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 100\n"))["shards"]
     loose = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 3\n"))["shards"]
     strict = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 1.3\n"))
     assert plain <= loose <= (strict["shards"] or 40)
@@ -81,10 +81,11 @@ def test_a_directive_accepts_another_slowdown_for_one_job(desk: Any, site: Any) 
 
 
 def test_a_partition_can_keep_activity_out(desk: Any, site: Any) -> None:
-    text = '[sharing]\nmax_slowdown = 1.05\n[sharing.partition.gpu]\nutilization = "ignore"\n'
-    found = asked(desk, *BUSY, "--max-slowdown", "1.1", env=site(text))
+    text = "[sharing]\nmax_slowdown = 1.05\n[sharing.partition.gpu]\nmax_slowdown = 100\n"
+    found = asked(desk, *BUSY, env=site(text))
     assert found["shards"] == found["shards_by_memory"]
-    assert any("max-slowdown has no effect" in warning for warning in found["warnings"])
+    # A job may still say what it accepts itself.
+    assert asked(desk, *BUSY, "--max-slowdown", "1.1", env=site(text))["max_slowdown"] == 1.1
 
 
 def test_explain_says_which_of_the_two_decided_and_what_the_other_asked(desk: Any, site: Any) -> None:
@@ -93,7 +94,7 @@ def test_explain_says_which_of_the_two_decided_and_what_the_other_asked(desk: An
     assert "share: by " in said
     assert " alone: " in said
     assert "keeps slowdowns within 3 (the site's limit)" in said
-    ignored = site('[sharing]\nutilization = "ignore"\n')
+    ignored = site("[sharing]\nmax_slowdown = 100\n")
     assert "no slowdown limit counts" in desk.call("--dry-run", "--explain", *BUSY, env=ignored).stderr
 
 

@@ -450,7 +450,7 @@ def test_a_report_on_a_pending_job_says_that_it_has_not_started(desk: Any) -> No
     job = desk.submit("-H", "--gpu-mem", "4G", "job.sh")
     (desk.folder / "spool").mkdir()
     site = desk.folder / "site.toml"
-    site.write_text(f'[node]\nspool = "{desk.folder}/spool"\n[accounting]\nindex = "{desk.folder}/index"\n')
+    site.write_text(f'[node]\nspool = "{desk.folder}/spool"\n[devcluster]\nindex = "{desk.folder}/index"\n')
     env = {"GPUMEM_SITE_CONFIG": str(site), "GPUMEM_INDEX": str(desk.folder / "index")}
     done = desk.call(
         "report", "-j", f"{job},99999", command=str(Path(GPUSBATCH).with_name("gpumem")), env=env

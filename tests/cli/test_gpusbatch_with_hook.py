@@ -14,13 +14,14 @@ from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.setup.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
+from tests.support.slurm_jobs import set_mode
 
 pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture
 def hook(cluster: Any, tmp_path: Path) -> str:
-    """The plug-in with this cluster's site table, in the mode that goes furthest."""
+    """The plug-in with this cluster's site table."""
     folder = tmp_path / "lua"
     folder.mkdir()
     for name in (*LUA_FILES, "job_submit.lua"):
@@ -32,16 +33,16 @@ def hook(cluster: Any, tmp_path: Path) -> str:
         reserve_mib=0,
         version=parse_version(cluster.run(["sinfo", "--version"], check=True).stdout),
     )
-    table = lua_table(plan)
-    assert 'mode = "opt-in"' in table
-    (folder / "gpumem_site.lua").write_text(table.replace('mode = "opt-in"', 'mode = "on"'))
+    (folder / "gpumem_site.lua").write_text(lua_table(plan))
     return str(folder / "job_submit.lua")
 
 
 def test_what_gpusbatch_asked_for_passes_the_hook_unchanged(
     hook: str, make_cluster: Any, desk_at: Any
 ) -> None:
-    desk = desk_at(make_cluster(job_submit_lua=hook))
+    cluster = make_cluster(job_submit_lua=hook)
+    set_mode(cluster, "on")  # the one that goes furthest
+    desk = desk_at(cluster)
     desk.script("typed.sh", "true", "#SBATCH --gpus=a100:1")
     cases = {
         "shard:10": ["job.sh", "--gpu-mem", "10G"],
@@ -61,7 +62,9 @@ def test_what_gpusbatch_asked_for_passes_the_hook_unchanged(
 
 
 def test_a_gpu_of_its_own_stays_one_under_the_hook(hook: str, make_cluster: Any, desk_at: Any) -> None:
-    desk = desk_at(make_cluster(job_submit_lua=hook))
+    cluster = make_cluster(job_submit_lua=hook)
+    set_mode(cluster, "on")  # the one that goes furthest
+    desk = desk_at(cluster)
     alone = desk.submit("-H", "job.sh", "--model", "summary.txt", "--batch-size", "8", "--exclusive-gpu")
     assert desk.gres(alone) in ("gpu:1", "shard:a100:40")
     observed = desk.submit(

@@ -56,7 +56,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def configure(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "gpumem.toml").write_text(
-        f'[node]\nspool = "{root}/spool"\n[accounting]\nindex = "{root}/index"\n'
+        f'[node]\nspool = "{root}/spool"\n[devcluster]\nindex = "{root}/index"\n'
     )
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(root / "gpumem.toml"))
     monkeypatch.setenv("GPUMEM_INDEX", str(root / "index"))

@@ -12,7 +12,7 @@ from slurm_gpumem.errors import ConfigError
     ("line", "said"),
     [
         ('spool = "/x"', "unknown key 'spool'; it belongs to [node]"),
-        ('folder = "/x"', "unknown key 'folder'; known: dir, index, readers"),
+        ('folder = "/x"', "unknown key 'folder'; known: dir, readers"),
         ('dir = "records"', "accounting.dir must be an absolute path"),
         ("readers = 3", "accounting.readers must be a list of groups"),
     ],

@@ -21,14 +21,12 @@ def test_a_broken_file_means_the_defaults_and_a_note(tmp_path: Path) -> None:
     assert "not valid TOML" in config.notes[0]
 
 
-def test_the_site_chooses_modes_by_partition_and_first_of_all_by_gpu() -> None:
-    table = {"mps_by_partition": {"course": "shared"}, "mps_by_gpu": {"t4": "timeslice", "A100": "off"}}
-    config = node_config_from({"node": table}, "x")
-    assert config.mps_for("NVIDIA H200") == "per-user"
-    assert config.mps_for("NVIDIA H200", "course") == "shared"
-    assert config.mps_for("Tesla T4", "course") == "timeslice"
-    assert config.mps_for("NVIDIA A100-SXM4-40GB", "gpu") == "off"
-    assert config.mps_anywhere() == {"per-user", "shared", "timeslice", "off"}
+def test_the_site_chooses_modes_by_partition() -> None:
+    config = node_config_from({"node": {"mps_by_partition": {"course": "shared", "old": "off"}}}, "x")
+    assert config.mps_for() == "per-user"
+    assert config.mps_for("course") == "shared"
+    assert config.mps_for("old") == "off"
+    assert config.mps_anywhere() == {"per-user", "shared", "off"}
 
 
 def test_the_size_of_a_shard_comes_from_the_sharing_table() -> None:
@@ -40,29 +38,51 @@ def test_the_size_of_a_shard_comes_from_the_sharing_table() -> None:
     ("key", "value"),
     [
         ("mps", "mps"),
-        ("interval_s", "1"),
-        ("interval_s", 0),
-        ("interval_s", True),
         ("headroom_mib", -1),
         ("spool", "relative/path"),
-        ("limits", "yes"),
-        ("mps_by_gpu", {"a": "b"}),
+        ("prometheus_users", "yes"),
+        ("mps_by_partition", {"a": "b"}),
         ("mps_by_partition", "shared"),
-        ("slurm_env", 3),
         ("colour", 1),
-        ("mps_control", "nvidia-cuda-mps-control"),
         ("shard_mib", 5),
         ("notes", "x"),
     ],
 )
 def test_a_wrong_value_is_noted_and_left_at_its_default(key: str, value: Any) -> None:
-    config = node_config_from({"node": {key: value, "grace_s": 7}}, "site.toml")
-    assert config.grace_s == 7
+    config = node_config_from({"node": {key: value, "driver_limit": True}}, "site.toml")
+    assert config.driver_limit
     assert len(config.notes) == 1
     assert config.notes[0].startswith("site.toml: node")
     assert key in config.notes[0]
     assert config.notes[0].endswith(("(the default is used)", "(ignored)"))
+    assert NodeConfig(driver_limit=True, notes=config.notes) == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("interval_s", "1"),
+        ("interval_s", 0),
+        ("interval_s", True),
+        ("mps_control", "nvidia-cuda-mps-control"),
+    ],
+)
+def test_a_wrong_constant_of_the_dev_cluster_is_noted_too(key: str, value: Any) -> None:
+    config = node_config_from({"devcluster": {key: value, "grace_s": 7, "index": "/i"}}, "site.toml")
     assert NodeConfig(grace_s=7.0, notes=config.notes) == config
+    assert config.notes[0].startswith(f"site.toml: devcluster.{key} must be")
+
+
+def test_slurms_commands_find_the_cluster_of_the_sites_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    file, conf = tmp_path / "gpumem.toml", tmp_path / "slurm.conf"
+    assert load_node_config(str(file)).slurm_env == {}
+    conf.touch()
+    assert load_node_config(str(file)).slurm_env == {"SLURM_CONF": str(conf)}
+    monkeypatch.setenv("SLURM_CONF", "/etc/other/slurm.conf")
+    assert load_node_config(str(file)).slurm_env == {}
 
 
 @given(

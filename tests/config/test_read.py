@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.config.paths import beside_site_config, site_config_path, user_config_path
 from slurm_gpumem.config.read import read_file, read_tables
-from slurm_gpumem.config.schema import NODE, SECTIONS, SHARING
+from slurm_gpumem.config.schema import NODE, OLD_KEYS, SECTIONS, SHARING
 from slurm_gpumem.errors import ConfigError
 
 NAMES = [name for section in SECTIONS for name in section.names]
 WRONG = {
     "sharing": {"mode": "off", "shard_mib": 512, "partition": {"gpu": {"max_slowdown": 0, "x": 1}}},
-    "node": {"grace-s": 7, "spool": "here", "mps_by_gpu": {"T4": "fast"}},
+    "node": {"headroom-mib": 7, "spool": "here", "mps_by_partition": {"old": "fast"}},
     "nodes": {},
 }
 
@@ -25,14 +25,14 @@ WRONG = {
 def test_right_values_are_kept_and_every_wrong_one_is_named() -> None:
     reading = read_tables(WRONG, "a.toml", SECTIONS)
     assert reading.table(SHARING) == {"shard_mib": 512, "partition": {"gpu": {}}}
-    assert reading.table(NODE) == {"grace_s": 7.0}
+    assert reading.table(NODE) == {"headroom_mib": 7}
     assert [(problem.table, problem.key) for problem in reading.problems] == [
         ("", "nodes"),
         ("sharing", "sharing.mode"),
         ("sharing", "sharing.partition.gpu.max_slowdown"),
         ("sharing", "sharing.partition.gpu.x"),
         ("node", "node.spool"),
-        ("node", "node.mps_by_gpu"),
+        ("node", "node.mps_by_partition"),
     ]
 
 
@@ -45,17 +45,17 @@ def test_a_strict_reader_gets_one_error_with_all_of_them() -> None:
 
 
 def test_a_strict_reader_of_one_table_does_not_mind_another() -> None:
-    tables = {"node": {"grace_s": "x"}, "sharing": {"shard_mib": 512}}
+    tables = {"node": {"headroom_mib": "x"}, "sharing": {"shard_mib": 512}}
     reading = read_tables(tables, "a.toml", SECTIONS)
     assert reading.strict(SHARING).table(SHARING) == {"shard_mib": 512}
-    with pytest.raises(ConfigError, match="grace_s"):
+    with pytest.raises(ConfigError, match="headroom_mib"):
         reading.strict(NODE)
 
 
 def test_a_lenient_reader_logs_what_is_done_instead() -> None:
-    reading = read_tables({"node": {"grace_s": "x", "colour": 1}}, "a.toml", (NODE,))
+    reading = read_tables({"node": {"headroom_mib": "x", "colour": 1}}, "a.toml", (NODE,))
     assert reading.notes == (
-        "a.toml: node.grace_s must be a number of seconds, at most a day, not 'x' (the default is used)",
+        "a.toml: node.headroom_mib must be a whole number of MiB, not 'x' (the default is used)",
         f"a.toml: node: unknown key 'colour'; known: {', '.join(NODE.names)} (ignored)",
     )
 
@@ -71,15 +71,51 @@ def test_a_broken_file_is_one_problem_and_a_missing_one_none(tmp_path: Path) -> 
         read_file(str(path), SECTIONS).strict(NODE)
 
 
+OLD = {
+    "sharing": {"mode": "on", "max_cpus": 8, "partition": {"free": {"utilization": "ignore"}}},
+    "slurm": {"timeout_s": "soon"},
+    "job": {"batch-size": 8, "optimizer": "sgd"},
+    "node": {"grace_s": 2, "mps_by_gpu": {"T4": "timeslice"}, "slurm_env": {"SLURM_CONF": "/x"}},
+    "accounting": {"index": "here"},
+}
+
+
+@pytest.mark.parametrize("sections", [SECTIONS, (SHARING,), (NODE,)])
+def test_one_problem_names_every_key_that_was_a_setting_once_whoever_reads_the_file(sections: Any) -> None:
+    (problem,) = read_tables(OLD, "a.toml", sections).problems
+    assert problem.text == (
+        "a.toml: no longer settings, and without effect: sharing.max_cpus, slurm.timeout_s, job.batch-size, "
+        "node.grace_s, node.mps_by_gpu, node.slurm_env, accounting.index, "
+        "sharing.partition.free.utilization; remove those lines; "
+        'utilization = "ignore" is now max_slowdown = 100; mps_by_partition takes the '
+        "place of mps_by_gpu; a slurm.conf beside gpumem.toml takes the place of slurm_env; write what a job "
+        "says of itself into its script (#GPUMEM)"
+    )
+
+
+def test_old_keys_are_a_reason_for_a_warning_and_never_for_an_error() -> None:
+    reading = read_tables(OLD, "a.toml", SECTIONS)
+    assert reading.strict(*SECTIONS).table(SHARING)["mode"] == "on"
+    (warning,) = reading.usable(*SECTIONS).unknown(SHARING)
+    assert reading.notes == (f"{warning} (ignored)",)
+
+
+def test_a_slip_in_a_key_is_named_beside_the_old_ones() -> None:
+    reading = read_tables({"sharing": {"mods": "on", "cpus": "share"}}, "a.toml", SECTIONS)
+    old, slip = (problem.text for problem in reading.problems)
+    assert old == "a.toml: no longer a setting, and without effect: sharing.cpus; remove that line"
+    assert slip == "a.toml: sharing: unknown key 'mods'; did you mean 'mode'?"
+
+
 @given(
     st.dictionaries(
-        st.sampled_from([section.name for section in SECTIONS]),
+        st.sampled_from([section.name for section in SECTIONS] + list(OLD_KEYS)),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
-                    st.sampled_from([name for section in SECTIONS for name in section.names])
+                    st.sampled_from([*NAMES, *(name for names in OLD_KEYS.values() for name in names)])
                     | st.text(max_size=5),
                     inner,
                     max_size=4,
@@ -92,6 +128,7 @@ def test_a_broken_file_is_one_problem_and_a_missing_one_none(tmp_path: Path) -> 
 def test_no_table_makes_the_reader_fail(tables: Any) -> None:
     reading = read_tables(tables, "a.toml", SECTIONS)
     assert len(reading.notes) == len(reading.problems)
+    assert sum(problem.old for problem in reading.problems) <= 1
 
 
 def test_a_variable_names_another_file_of_the_site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,11 +10,20 @@ from typing import Any, Dict, Iterator, Tuple
 import pytest
 
 from slurm_gpumem.config.kinds import Section
-from slurm_gpumem.config.load import SharingPolicy, SlurmSettings, TraceSettings
+from slurm_gpumem.config.load import SharingPolicy, TraceSettings
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.recovery import RecoveryConfig
-from slurm_gpumem.config.schema import ACCOUNTING, NODE, RECOVERY, SECTIONS, SHARING, SLURM, TRACE
+from slurm_gpumem.config.schema import (
+    ACCOUNTING,
+    DEVCLUSTER,
+    NODE,
+    OLD_KEYS,
+    RECOVERY,
+    SECTIONS,
+    SHARING,
+    TRACE,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,15 +31,14 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-NOT_FOR_SITES = {"ledger"}
-"""Keys of the dev cluster's stand-in GPUs."""
+MOST_SETTINGS = 35
+"""More than that nobody keeps in mind."""
 
 
 @pytest.mark.parametrize(
     ("section", "values"),
     [
         (SHARING, SharingPolicy()),
-        (SLURM, SlurmSettings()),
         (TRACE, TraceSettings()),
         (NODE, NodeConfig()),
         (RECOVERY, RecoveryConfig()),
@@ -49,6 +57,20 @@ def test_every_key_says_what_it_is_for(section: Section) -> None:
         assert key.doc
         assert key.kind.words
     assert len(set(section.names)) == len(section.keys)
+
+
+def test_there_are_no_more_settings_than_two_good_sites_would_choose_differently() -> None:
+    # What a table by partition repeats is counted once.
+    assert sum(len(section.keys) for section in SECTIONS) <= MOST_SETTINGS
+
+
+def test_a_key_that_was_a_setting_once_is_none_now_and_no_page_speaks_of_the_constants() -> None:
+    by_name = {section.name: section for section in SECTIONS}
+    for table, names in OLD_KEYS.items():
+        section = by_name.get(table)
+        assert not section or not [name for name in names if section.find(name)]
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        assert f"[{DEVCLUSTER.name}]" not in page.read_text(), page
 
 
 def documented(page: str) -> Iterator[Tuple[str, str]]:
@@ -72,8 +94,9 @@ def documented(page: str) -> Iterator[Tuple[str, str]]:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_the_tables_for_administrators_name_every_key_and_its_default(section: Section, page: str) -> None:
+    assert not {name for name, _ in documented(page)} & set(OLD_KEYS.get(section.name, ()))
     told: Dict[str, str] = {name: text for name, text in documented(page) if section.find(name)}
-    assert set(told) == set(section.names) - NOT_FOR_SITES
+    assert set(told) == set(section.names)
     for key in section.keys:
         text = told.get(key.name, "")
         if key.default not in (None, {}) and key.name in told:

@@ -93,9 +93,7 @@ SHARED = '[node]\nmps = "shared"\n'
         ("", False),
         ("[node]\nheadroom_mib = 0\n", False),
         ('[node]\nmps = "timeslice"\n', False),
-        (SHARED + "limits = false\n", False),
         (SHARED + 'mps_by_partition = {course = "timeslice"}\n', False),
-        (SHARED + 'mps_by_gpu = {T4 = "timeslice"}\n', False),
     ],
 )
 def test_a_job_that_its_node_limits_asks_for_no_tries(

@@ -168,18 +168,34 @@ class Machine:
 
     def configure(self, settings: Dict[str, Any]) -> None:
         """Write gpumem.toml; hooks read it at every job, a sampler when it starts."""
-        table: Dict[str, Any] = {"spool": str(self.spool), "mps_control": self.mps_control, **settings}
+        if str(REPOSITORY) not in sys.path:
+            sys.path.insert(0, str(REPOSITORY))
+        from tests.support.site_toml import site_toml
+
+        table: Dict[str, Any] = {
+            "spool": str(self.spool),
+            "slurm_bin": str(self._commands()),
+            "mps_control": self.mps_control,
+            "index": str(self.state / "index"),
+            **settings,
+        }
         if self.ledger:
             table["ledger"] = str(self.ledger)
-        lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
-        slurm = [
-            f"{key} = {json.dumps(self.env[key])}"
-            for key in ("SLURM_CONF", "LD_LIBRARY_PATH")
-            if key in self.env
+        (self.state / "gpumem.toml").write_text(site_toml(table))
+
+    def _commands(self) -> Path:
+        """A folder with Slurm's commands for this cluster, in whatever environment they are called."""
+        folder = self.state / "commands"
+        folder.mkdir(exist_ok=True)
+        known = [
+            f"export {key}={self.env[key]}" for key in ("SLURM_CONF", "LD_LIBRARY_PATH") if key in self.env
         ]
-        accounting = ["[accounting]", f"index = {json.dumps(str(self.state / 'index'))}"]
-        text = "\n".join(["[node]", *lines, "[node.slurm_env]", *slurm, *accounting, ""])
-        (self.state / "gpumem.toml").write_text(text)
+        for name in ("squeue", "scontrol", "scancel", "sacct", "sacctmgr", "sinfo"):
+            program = shutil.which(name, path=self.env.get("PATH"))
+            if program:
+                (folder / name).write_text("\n".join(["#!/bin/sh", *known, f'exec {program} "$@"', ""]))
+                (folder / name).chmod(0o755)
+        return folder
 
     def submit(
         self,

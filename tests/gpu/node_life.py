@@ -173,9 +173,6 @@ class Life:
         answer["uuid_form_holds"] = _about(held.get("variable UUID=2048M"), 2048)
         answer["index_form_holds"] = _about(held.get("variable 0=2048M"), 2048)
         answer["ok"] = answer["index_form_holds"] or answer["uuid_form_holds"]
-        if not answer["index_form_holds"] and answer["uuid_form_holds"]:
-            self.settings["limit_key"] = "uuid"
-            m.configure(self.settings)
         return answer
 
     def _hogs(self, forms: Dict[str, Any], folder: Any, uuid: str, wanted: Dict[str, Any]) -> None:

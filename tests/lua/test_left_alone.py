@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any, Dict
 
 import pytest
 
 from slurm_gpumem.data import LUA_FILES
-from tests.lua.played import SITE, Player
+from tests.lua.played import LUA_FOLDER, SITE, Player, to_lua
 from tests.slurm.test_directives import SLIPS
 
 HEAD = "#!/bin/bash\n#GPUMEM mem=12G\n"
@@ -175,22 +177,58 @@ def test_own_shards_above_one_gpu_get_a_hint_only(play: Player) -> None:
 def test_a_site_table_that_cannot_be_used_is_refused_when_loaded(
     play: Player, site: Any, tmp_path: Any
 ) -> None:
-    import shutil
-
-    from tests.lua.played import LUA_FOLDER, to_lua
-
-    for name in LUA_FILES:
-        shutil.copy(LUA_FOLDER / name, tmp_path)
-    (tmp_path / "gpumem_site.lua").write_text("return " + to_lua(site))
+    _plugin(tmp_path, site)
     played = play.untouched({"script": HEAD, "tres_per_node": "gres:gpu:1"}, lua_folder=tmp_path, site=None)
     assert "gpumem_site.lua: " in played.log[0]
 
 
+@pytest.mark.parametrize(
+    ("toml", "in_table", "mode"),
+    [
+        ('# ours\n[sharing]\nmode = "observe"  # since May\ngres = "shard"\n', None, "observe"),
+        (
+            "[node]\nmode = 'on'\n\n [ sharing ] \r\n\tmode='on'\r\n[sharing.partition.a]\nmode = 'x'\n",
+            None,
+            "on",
+        ),
+        ('sharing.mode = "on"\n[trace]\ndefault = true\n', None, "on"),
+        ('[sharing]\n#mode = "on"\n', None, "opt-in"),
+        ('[sharing]\nmode = "on"\n', "observe", "on"),
+        # A table of before setup left the mode out of it.
+        ("[sharing]\n", "observe", "observe"),
+        (None, "observe", "observe"),
+        (None, None, "opt-in"),
+        ("", None, "opt-in"),
+    ],
+)
+def test_the_mode_is_that_of_the_gpumem_toml_beside_it(
+    play: Player, tmp_path: Any, toml: Any, in_table: Any, mode: str
+) -> None:
+    folder = _plugin(tmp_path, {**SITE, "mode": in_table})
+    if toml is not None:
+        (folder / "gpumem.toml").write_bytes(toml.encode())
+    program = "local m = dofile(arg[1] .. '/gpumem.lua') io.write(m.site.mode)"
+    words = [play.interpreter, "-", str(folder)]
+    done = subprocess.run(words, input=program, capture_output=True, text=True, check=True)
+    assert done.stdout == mode
+
+
+def test_a_mode_that_is_none_leaves_jobs_alone_and_is_named(play: Player, tmp_path: Any) -> None:
+    folder = _plugin(tmp_path, SITE)
+    (folder / "gpumem.toml").write_text('[sharing]\nmode = "maybe"\n')
+    played = play.untouched({"script": HEAD, "tres_per_node": "gres:gpu:1"}, lua_folder=folder, site=None)
+    assert "mode is not" in played.log[0]
+    assert "gpumem.toml" in played.log[0]
+
+
+def _plugin(folder: Any, table: Any) -> Any:
+    for name in LUA_FILES:
+        shutil.copy(LUA_FOLDER / name, folder)
+    (folder / "gpumem_site.lua").write_text("return " + to_lua(table))
+    return folder
+
+
 def test_a_site_table_can_call_nothing(play: Player, tmp_path: Any) -> None:
-    import shutil
-
-    from tests.lua.played import LUA_FOLDER
-
     for name in LUA_FILES:
         shutil.copy(LUA_FOLDER / name, tmp_path)
     (tmp_path / "gpumem_site.lua").write_text(f"os.remove('{tmp_path}/gpumem.lua') return {{}}")

@@ -24,6 +24,7 @@ from slurm_gpumem.site.setup.plan import SLASH_SEPARATOR, SitePlan
 from slurm_gpumem.site.setup.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 from tests.lua.played import LUA_FOLDER
+from tests.support.slurm_jobs import set_mode
 
 pytestmark = pytest.mark.slurm
 
@@ -288,7 +289,8 @@ def test_job_modify_is_left_alone(hooked: Cluster) -> None:
 
 
 def test_observe_changes_nothing_and_logs(make_cluster: Any, hook: Hook, tmp_path: Path) -> None:
-    cluster = make_cluster(nodes=default_nodes(1), job_submit_lua=hook(tmp_path, mode="observe"))
+    cluster = make_cluster(nodes=default_nodes(1), job_submit_lua=hook(tmp_path))
+    set_mode(cluster, "observe")
     job = Job.held(cluster, ["--gres=gpu:1"], ASKS)
     assert (job.tres, job.field("Comment"), job.field("AdminComment"), job.said) == ("gpu:1", "", "", "")
     log = (cluster.layout.log / "slurmctld.log").read_text()

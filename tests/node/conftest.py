@@ -20,6 +20,7 @@ from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.mps.mps_dirs import remove_home
 from tests.node.desk import Desk
+from tests.support.site_toml import site_toml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MPS_STANDIN = Path(__file__).with_name("bin") / "nvidia-cuda-mps-control"
@@ -129,23 +130,11 @@ class Node:
 
 
 def write_site_config(root: Path, config: NodeConfig) -> None:
-    values = {
-        "mps": config.mps,
-        "ledger": config.ledger,
-        "spool": config.spool,
-        "mps_control": config.mps_control,
-        "on_overrun": config.on_overrun,
-        "on_unfenced": config.on_unfenced,
-        "unfenced": config.unfenced,
-    }
-    numbers = {
-        key: getattr(config, key)
-        for key in ("interval_s", "idle_exit_s", "slurm_every_s", "grace_s", "headroom_mib", "user_tmpfs_mib")
-    }
-    lines = [f'{key} = "{value}"' for key, value in values.items() if value is not None]
-    lines += [f"{key} = {value}" for key, value in numbers.items()]
-    lines.append(f"thread_percentage = {str(config.thread_percentage).lower()}")
-    (root / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
+    words = ("mps", "ledger", "spool", "mps_control", "on_overrun")
+    numbers = ("interval_s", "idle_exit_s", "slurm_every_s", "grace_s", "record_every_s", "headroom_mib")
+    values = {key: str(getattr(config, key)) for key in words if getattr(config, key) is not None}
+    text = site_toml({**values, **{key: getattr(config, key) for key in numbers}})
+    (root / "gpumem.toml").write_text(text)
 
 
 @pytest.fixture

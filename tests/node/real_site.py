@@ -22,6 +22,7 @@ from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.mps.mps_dirs import remove_home
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, left_of_daemons, samplers_of, take_haste_away
 from tests.support.end_library import build_end_library
+from tests.support.site_toml import site_toml
 from tests.support.slurm_jobs import submit
 from tests.support.waiting import remove_tree, until
 
@@ -141,8 +142,7 @@ def make_site(site: Site) -> Iterator[Callable[..., Site]]:
             "grace_s": 0.1,
             **settings,
         }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-        (site.root / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
+        (site.root / "gpumem.toml").write_text(site_toml(values))
         return site
 
     yield make

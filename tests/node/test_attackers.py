@@ -16,7 +16,7 @@ import pytest
 from slurm_gpumem.formats.job_record import UNFENCED
 from slurm_gpumem.node import jobs, processes, records
 from slurm_gpumem.node.log import ProblemLog
-from slurm_gpumem.node.mps import mps_dirs
+from slurm_gpumem.node.mps import mps_dirs, mps_limits
 from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.mps.stale_daemons import Orphans
 from slurm_gpumem.units import MIB
@@ -167,7 +167,7 @@ except OSError as error:
     )
     (size, full), (count, no_more) = (map(int, line.split()) for line in done.stdout.splitlines())
     assert (full, no_more) == (errno.ENOSPC, errno.ENOSPC)
-    assert size <= node.config.user_tmpfs_mib * MIB
+    assert size <= mps_limits.USER_TMPFS_MIB * MIB
     assert count < 1100
     for job_id, uid in ((101, VICTIM), (2, ATTACKER)):
         node.hook("prolog", node.env(job_id, uid=uid))
@@ -179,8 +179,10 @@ except OSError as error:
 
 
 def test_a_folder_nested_deeper_than_python_goes_ends_no_hook_and_no_sampler(node: Node) -> None:
-    node = node.with_config(user_tmpfs_mib=0)
-    node.hook("prolog", node.env(1, uid=ATTACKER))
+    # Nothing is mounted that bounds it.
+    conf = node.root / "slurm.conf"
+    conf.write_text("JobContainerType=job_container/tmpfs\n")
+    node.hook("prolog", node.env(1, uid=ATTACKER, SLURM_CONF=str(conf)))
     pipe = node.folder.pipe(node.gpus[0].uuid, ATTACKER)
     script = "for i in range(1100):\n    os.mkdir('d'); os.chdir('d')"
     subprocess.run(

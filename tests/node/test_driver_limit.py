@@ -223,7 +223,7 @@ def test_only_slurms_own_count_of_shards_makes_a_limit(played: Node, change: Dic
 
 @pytest.mark.parametrize(
     ("settings", "mib"),
-    [({}, None), ({"driver_limit": True}, 4096), ({"driver_limit": True, "limits": False}, None)],
+    [({}, None), ({"driver_limit": True}, 4096)],
 )
 def test_the_sampler_limits_a_job_where_the_site_wants_it_once_slurm_has_counted_its_shards(
     played: Node, make_desk: Callable[..., Desk], settings: Dict[str, bool], mib: Optional[float]

@@ -258,14 +258,6 @@ def test_a_client_without_its_limit_is_noted(
     assert "terminate_client" not in fenced.told()
 
 
-def test_a_client_without_its_limit_is_cancelled_where_the_site_wants_that(
-    make_fenced: Callable[..., Fenced],
-) -> None:
-    fenced = make_fenced(squeue=FOUR_SHARDS, on_unfenced="cancel")
-    fenced.pair(100.0)
-    until(lambda: fenced.desk.live() and "cancel 1" in fenced.desk.said())
-
-
 @pytest.fixture
 def asking(make_fenced: Callable[..., Fenced]) -> Iterator[Fenced]:
     """A sampler's socket, and a job of a user at it."""

@@ -25,9 +25,8 @@ SHOW = (
 )
 
 
-@pytest.mark.parametrize(("threads", "seen"), [(False, "unset"), (True, "20")])
 def test_script_and_steps_are_held_to_their_memory_and_not_to_a_part_of_the_sms(
-    make_cluster: Any, state_folder: Path, threads: bool, seen: str
+    make_cluster: Any, state_folder: Path
 ) -> None:
     """Slurm sets the variable for every step again: it stays the sign of an mps job in nested steps."""
     hooks, folder = state_folder / "hooks", RunFolder(state_folder / "run")
@@ -47,12 +46,12 @@ def test_script_and_steps_are_held_to_their_memory_and_not_to_a_part_of_the_sms(
     out = state_folder / "out" / "job"
     job = submit(cluster, "-H", "--gres=mps:30", "--mem=1G", command=steps, output=str(out), user="nobody")
     uuid = standin_uuid("n1", 0)
-    task = TaskFile("mps", 1024, 0, True, "uuid", threads, 8192, True, ())
+    task = TaskFile("mps", 1024, 0, 8192, True, ())
     gpu = TaskGpu(0, uuid, str(folder.pipe(uuid, USER)), 40960)
     write_task_file(folder.task_file(int(job)), task._replace(gpus=(gpu,)), USER)
     cluster.run(["scontrol", "release", job], check=True)
     assert wait_for_job(cluster, job)["JobState"] == "COMPLETED"
-    assert out.read_text().splitlines() == 4 * [f"{seen} {uuid}=8192M"]
+    assert out.read_text().splitlines() == 4 * [f"unset {uuid}=8192M"]
 
 
 def test_mps_jobs_wait_while_the_second_gpu_of_their_node_is_idle(make_cluster: Any) -> None:

@@ -244,10 +244,8 @@ def test_the_search_reads_only_this_nodes_records_and_removes_old_drafts(store: 
 
 @needs_root
 def test_a_spool_that_comes_back_gets_the_records_from_the_sampler(node: Node) -> None:
-    node = node.with_config(idle_exit_s=0.5)
+    node = node.with_config(idle_exit_s=0.5, record_every_s=0.2)
     node.config.spool.write_text("no folder")
-    with open(node.root / "gpumem.toml", "a") as file:
-        file.write("record_every_s = 0.2\n")
     for name in ("prolog", "epilog"):
         node.hook(name, node.env(7))
     until(lambda: samplers_of(node.folder.root))

@@ -269,9 +269,9 @@ def test_a_job_within_its_shards_is_left_alone() -> None:
     assert checks(NodeConfig(grace_s=0.0), [0, 5], limit_mib=None) == []
 
 
-def test_a_process_outside_mps_is_flagged_by_its_own_policy() -> None:
-    config = NodeConfig(on_unfenced="warn", grace_s=1.0)
-    assert [action for action, _ in checks(config, [0, 2], mib=1.0, unfenced=2)] == ["warn"]
+def test_a_process_outside_mps_is_noted_and_ends_nothing() -> None:
+    config = NodeConfig(on_overrun="cancel", grace_s=1.0)
+    assert [action for action, _ in checks(config, [0, 2], mib=1.0, unfenced=2)] == ["log"]
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,13 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable
 
 import pytest
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import UNFENCED, JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import JobRecord, write_job_record
 from slurm_gpumem.formats.live import GpuSample, Live, read_live
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.hooks.service import sampler_environment
@@ -107,32 +106,6 @@ def test_a_process_outside_mps_is_noted(desk: Desk) -> None:
     live = desk.live()
     assert live["1"]["notes"] == []
     assert "outside MPS" in str(live["2"]["notes"])
-
-
-@pytest.mark.parametrize(
-    ("unfenced", "mode", "restarts", "ours", "said"),
-    [
-        ("requeue", UNFENCED, 0, True, "requeue 1\n"),
-        ("requeue", UNFENCED, 1, True, "requeue 1\n"),
-        ("requeue", UNFENCED, 2, True, ""),
-        ("requeue", UNFENCED, 0, False, ""),
-        ("requeue", "mps", 0, True, ""),
-        ("start", UNFENCED, 0, True, ""),
-    ],
-)
-def test_a_job_that_could_not_be_fenced_is_requeued_twice_where_the_site_wants_that(
-    make_desk: Callable[..., Desk], unfenced: str, mode: str, restarts: int, ours: bool, said: str
-) -> None:
-    desk = make_desk(unfenced=unfenced)
-    claim = CommentRecord(request_mib=1024) if ours else None
-    jobs.put(
-        desk.folder,
-        NodeJob(1, os.getuid(), "u", (GPUS[0].uuid,), mode, time.time(), restarts=restarts, claim=claim),
-    )
-    for _ in range(3):
-        desk.sampler.tick()
-    desk.sampler.close()
-    assert desk.said() == said
 
 
 def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

@@ -191,9 +191,8 @@ def test_a_driver_without_the_option_gives_jobs_time_slices_and_says_so(shared: 
 
 
 def test_a_partition_may_share_a_server_where_others_do_not(node: Node) -> None:
-    (node.root / "gpumem.toml").write_text(
-        (node.root / "gpumem.toml").read_text() + 'mps_by_partition = {course = "shared"}\n'
-    )
+    path = node.root / "gpumem.toml"
+    path.write_text(path.read_text().replace("[node]", '[node]\nmps_by_partition = {course = "shared"}'))
     node.hook("prolog", node.env(7, SLURM_JOB_PARTITION="gpu"))
     node.hook("prolog", node.env(8, SLURM_JOB_PARTITION="course"))
     assert sorted(daemon.uid for daemon in node.mps.daemons()) == [SHARED_UID, USER]
@@ -233,7 +232,7 @@ def test_a_neighbour_at_the_shared_server_learns_of_it_from_roots_note_alone(des
     hit(desk, (1, USER), (2, OTHER_USER))
     pipe = str(desk.folder.pipe(GPUS[0].uuid, SHARED_UID))
     gpus = (TaskGpu(0, GPUS[0].uuid, pipe, 0),)
-    task = TaskFile("mps-shared", 1024, 0, True, "uuid", False, None, True, gpus)
+    task = TaskFile("mps-shared", 1024, 0, None, True, gpus)
     write_task_file(desk.folder.task_file(1), task, USER)
     assert jobs_hit_too(desk.folder, desk.config, 1, USER, wait_s=1.0) == [2]
 

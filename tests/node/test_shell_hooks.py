@@ -17,7 +17,7 @@ import pytest
 from slurm_gpumem.node import hook, jobs
 from slurm_gpumem.node.hooks import inbox
 from slurm_gpumem.node.sampler.slots import slot_of
-from tests.node.conftest import REPOSITORY, USER, Node, needs_root
+from tests.node.conftest import REPOSITORY, USER, Node, needs_root, samplers_of
 from tests.support.timing import slowness
 from tests.support.waiting import until
 
@@ -30,6 +30,24 @@ def test_a_hook_has_at_most_forty_lines_and_names_no_slurm_command(name: str) ->
     assert len(text.splitlines()) <= 40
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     assert not re.search(r"\b(squeue|scontrol|sacct|sinfo|scancel|sbatch)\b", code)
+
+
+@needs_root
+def test_keys_that_are_gone_are_one_line_in_the_log_and_the_sampler_serves_the_job(node: Node) -> None:
+    node = node.with_config(idle_exit_s=60.0)
+    path = node.root / "gpumem.toml"
+    path.write_text(path.read_text().replace("[node]", '[node]\nunfenced = "requeue"\nlimits = false'))
+    assert node.hook("prolog", node.env(7)).returncode == 0
+    until(lambda: samplers_of(node.folder.root))
+    assert node.hook("prolog", node.env(8)).returncode == 0
+    gone = f"{path}: no longer settings, and without effect: node.unfenced, node.limits; remove those lines"
+    told = [line for line in node.log().splitlines() if "no longer" in line]
+    assert told
+    assert all(line.endswith(f"{gone} (ignored)") for line in told)
+    # Once by the Python that started the sampler, once by the sampler: not with every job.
+    assert node.hook("prolog", node.env(9)).returncode == 0
+    assert node.log().count(gone) == len(told) <= 2
+    assert [jobs.get(node.folder, number) is not None for number in (7, 8, 9)] == [True] * 3
 
 
 @pytest.mark.timing
@@ -197,13 +215,10 @@ def test_gres_mps_takes_the_limit_from_the_record(node: Node) -> None:
 
 
 @needs_root
-def test_gres_mps_takes_no_part_of_the_sms_away_unless_the_site_wants_it(node: Node) -> None:
+def test_gres_mps_takes_no_part_of_the_sms_away(node: Node) -> None:
     node.hook("prolog", node.env(7))
     given = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
     assert _exports(node, **given)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "unset"
-    node.with_config(thread_percentage=True).hook("prolog", node.env(7))
-    # 8,192 of the 40,960 MiB of the GPU.
-    assert _exports(node, **given)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "20"
 
 
 @needs_root

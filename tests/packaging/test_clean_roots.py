@@ -140,7 +140,8 @@ def test_the_packages_live_and_leave_without_a_trace(tree: Tree) -> None:
     ledger.create(_made(tree.root / "tmp/ledger"), {"n1": [ledger.StandIn(40 * 1024)]})
     site = tree.root / "etc/slurm/gpumem.toml"
     site.write_text(
-        '[node]\nmode = "timeslice"\nsource = "standin"\nledger = "/tmp/ledger"\nidle_exit_s = 1\n'
+        '[node]\nmps = "timeslice"\nsource = "standin"\n'
+        '[devcluster]\nledger = "/tmp/ledger"\nidle_exit_s = 1\n'
     )
     shared = "SLURM_JOB_ID=7 SLURM_JOB_UID=65534 SLURM_JOB_USER=nobody SLURM_JOB_GPUS=0 SLURMD_NODENAME=n1"
     tree.run(f"{shared} SLURM_JOB_COMMENT='gpumem/1:req=1024,shards=1' /etc/slurm/gpumem/prolog.sh")

@@ -184,8 +184,8 @@ def test_a_job_runs_through_what_was_installed_on_a_cluster(
         file.write(f"site_config={cluster.layout.site_config}\nrun_dir={state_folder}/run\n")
     with cluster.layout.site_config.open("a") as file:
         file.write(
-            f'[node]\nmode = "timeslice"\nsource = "standin"\nledger = "{cluster.layout.ledger}"\n'
-            f'spool = "{records}"\nidle_exit_s = 1\n'
+            f'[node]\nmps = "timeslice"\nsource = "standin"\nspool = "{records}"\n'
+            f'[devcluster]\nledger = "{cluster.layout.ledger}"\nidle_exit_s = 1\n'
         )
     with cluster.layout.slurm_conf.open("a") as file:
         file.write(f"Prolog={conf}/gpumem/prolog.sh\nEpilog={conf}/gpumem/epilog.sh\n")

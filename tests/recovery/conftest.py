@@ -21,6 +21,7 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, samplers_of
+from tests.support.site_toml import site_toml
 from tests.support.slurm_jobs import live_peaks, verified_peaks
 from tests.support.waiting import remove_tree, until
 
@@ -79,15 +80,12 @@ class Site:
             "slurm_every_s": 1,
             "idle_exit_s": 2,
         }
-        slurm_env = {"SLURM_CONF": str(self.cluster.layout.slurm_conf)}
         settings = {"ladder": ["whole-gpu"], **recovery}
-        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": settings, "slots": {"least_s": 1}}
-        lines = [
-            line
-            for name, table in tables.items()
-            for line in (f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items()))
-        ]
-        (self.root / "gpumem.toml").write_text("\n".join([*lines, ""]))
+        link = self.root / "slurm.conf"
+        if not link.is_symlink():
+            link.symlink_to(self.cluster.layout.slurm_conf)
+        text = site_toml(node, recovery=settings, devcluster={"least_slot_s": 1})
+        (self.root / "gpumem.toml").write_text(text)
 
     def submit(
         self,

@@ -78,14 +78,12 @@ def test_any_comment_can_be_read(text: str) -> None:
 )
 def test_the_line_in_the_log_says_what_follows(record: str, saw: str, ladder: list[str], said: str) -> None:
     end = End(0, saw, "torch")
-    assert said in (
-        end_message(end, parse_comment(record), parse_ladder(ladder), enabled=True, default="fail") or ""
-    )
+    assert said in (end_message(end, parse_comment(record), parse_ladder(ladder), enabled=True) or "")
 
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_every_verdict_has_a_line_of_its_own(name: str) -> None:
-    line = end_message(End(0, name, "x"), parse_comment(RECORD), (), enabled=True, default="fail")
+    line = end_message(End(0, name, "x"), parse_comment(RECORD), (), enabled=True)
     assert line is not None
     assert line.startswith(f"{RUN_ENDED} {VERDICTS[name].ended}")
     assert line.endswith(".")

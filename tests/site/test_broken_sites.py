@@ -301,13 +301,13 @@ CASES: Dict[str, Broken] = {
         "critical",
         "no-mps",
         "/usr/bin/none is not there",
-        lambda site: site.set("node", "mps_control", "/usr/bin/none"),
+        lambda site: site.set("devcluster", "mps_control", "/usr/bin/none"),
     ),
     "a driver that cannot serve all users at once": Broken(
         "warning",
         "no-shared-mps",
         "/bin/true has no -multiuser-server",
-        lambda site: (site.set("node", "mps_control", "/bin/true"), site.set("node", "mps", "shared")),
+        lambda site: (site.set("devcluster", "mps_control", "/bin/true"), site.set("node", "mps", "shared")),
     ),
     "no library that lets jobs leave their MPS server": Broken(
         "warning",

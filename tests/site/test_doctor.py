@@ -351,7 +351,7 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         replace(HEALTHY, policy={"mode": "on"}),
         Severity.WARNING,
         "site-files-differ",
-        "make them equal",
+        "on a line of its own below [sharing]",
     ),
     "no recovery": (config(EpilogSlurmctld="(null)"), Severity.NOTE, "no-recovery", "gpumem docs recovery"),
     "another EpilogSlurmctld": (
@@ -653,16 +653,18 @@ def test_only_our_own_held_jobs_are_left_over(tmp_path: Path) -> None:
 
 def test_everything_that_is_wrong_in_the_sites_file_is_found(tmp_path: Path) -> None:
     (tmp_path / "gpumem.toml").write_text(
-        '[sharing]\nmode = "yes"\n[node]\ngrace_s = "x"\n[recovery]\nlader = []\n[acounting]\n'
+        '[sharing]\nmode = "yes"\n[node]\nheadroom_mib = "x"\n[recovery]\nlader = []\n[acounting]\n'
+        "[slurm]\ntimeout_s = 9\n[accounting]\nindex = 3\n"
     )
     found = [f for f in examine(gather(recorded(tmp_path))).findings if f.check == "site-file"]
     assert [finding.what.partition(": ")[2] for finding in found] == [
         "sharing.mode must be one of observe, opt-in, on, not 'yes'",
-        "node.grace_s must be a number of seconds, at most a day, not 'x'",
+        "node.headroom_mib must be a whole number of MiB, not 'x'",
         "unknown key 'acounting'; did you mean 'accounting'?",
+        "no longer settings, and without effect: slurm.timeout_s, accounting.index; remove those lines",
         "recovery: unknown key 'lader'; did you mean 'ladder'?",
     ]
-    assert [finding.severity.name for finding in found] == ["CRITICAL", "CRITICAL", "WARNING", "WARNING"]
+    assert [finding.severity.name for finding in found] == 2 * ["CRITICAL"] + 3 * ["WARNING"]
 
 
 def test_a_file_that_is_no_toml_is_a_failure(tmp_path: Path) -> None:

@@ -317,14 +317,14 @@ def test_cores_that_large_shares_do_not_use_let_small_ones_onto_the_gpu(
     """One job of 20 shards and many of 2 on 8 cores and 40 shards; the large one kept 1.1 of 4 CPUs busy."""
     node = NodeSpec("n1", gpus=1, gpu_memory_mib=40 * 1024, cpus=8, memory_mib=128_000)
     cluster = make_cluster(nodes=(node,))
-    gpusbatch, file = str(Path(sys.executable).with_name("gpusbatch")), tmp_path / "remembered.json"
+    gpusbatch, file = str(Path(sys.executable).with_name("gpusbatch")), tmp_path / "used"
     for name in ("large", "small"):
         (tmp_path / name).write_text(
             f"#!/bin/sh\n#SBATCH --gres=gpu:1 -o /dev/null\necho {name}; sleep 300\n"
         )
 
     def call(name: str, *options: str, cpus: str = "used") -> str:
-        env = {"GPUMEM_REMEMBERED": str(file), "GPUMEM_SHARING_CPUS": cpus}
+        env = {"GPUMEM_REMEMBERED": str(tmp_path / cpus)}
         done = cluster.run([gpusbatch, *options, name], env=env, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -335,6 +335,7 @@ def test_cores_that_large_shares_do_not_use_let_small_ones_onto_the_gpu(
         assert record is not None
         recipes[name] = Recipe(record.fingerprint, "", "", "", "")
     peaks = {recipes["large"]: {"a100": [19_600] * 10}, recipes["small"]: {"a100": [1900] * 10}}
+    write_remembered(tmp_path / "share", peaks)
     write_remembered(file, peaks, cpus={recipes["large"]: {"a100": [CpuRun(1.1, 4)]}})
 
     def shards(cpus: str) -> int:

@@ -28,7 +28,10 @@ def hooks(state_folder: Path) -> Path:
     shutil.copytree(REPOSITORY / "prolog", folder)
     python = install_package(state_folder / "python")
     toml = state_folder / "gpumem.toml"
-    toml.write_text(f'[node]\nspool = "{state_folder}/spool"\nmps = "timeslice"\nledger = "{state_folder}"\n')
+    toml.write_text(
+        f'[node]\nspool = "{state_folder}/spool"\nmps = "timeslice"\n'
+        f'[devcluster]\nledger = "{state_folder}"\n'
+    )
     (folder / "hooks.conf").write_text(f"python={python}\nsite_config={toml}\nrun_dir={state_folder}/run\n")
     return folder
 

@@ -383,7 +383,7 @@ def test_partitions_of_several_shared_nodes_take_the_least_loaded_one_and_get_th
     [
         ({"sharing": {"max_slowdown": 2, "unknown_activity": 0.5}, "node": {"mps": "shared"}}, True),
         ({"sharing": {"max_slowdown": 2}, "node": {"mps": "shared"}}, False),
-        ({"sharing": {"utilization": "ignore", "unknown_activity": 0.5}}, False),
+        ({"sharing": {"max_slowdown": 100.0, "unknown_activity": 0.5}}, False),
     ],
 )
 def test_plain_sbatch_counts_unknown_activity_as_the_site_says(tables: Dict[str, Any], share: bool) -> None:

@@ -111,15 +111,13 @@ def test_a_gpu_node_in_no_partition_does_not_stop_a_trial() -> None:
 
 
 def test_a_second_run_keeps_size_mode_and_what_else_gpumem_toml_says() -> None:
-    own = (
-        '# ours\n[sharing]\nmode = "on"  # since May\nshard_mib = 2048\nmax_cpus = 8\n\n[node]\nmps = "off"\n'
-    )
-    now = divided("shard:a100:76", mode="on", shard_mib=2048, max_cpus=8)
+    own = '# ours\n[sharing]\nmode = "on"  # since May\nshard_mib = 2048\n\n[node]\nmps = "off"\n'
+    now = divided("shard:a100:76", mode="on", shard_mib=2048)
     now = replace(now, files={**now.files, "gpumem.toml": own})
     proposal = proposed(now)
     assert "n1: 4 x a100, each 19 shards of 2048 MiB (2048 MiB kept back)" in summary_lines(proposal.plan)
     assert proposal.files["gpumem.toml"].startswith(own.replace("[sharing]\n", '[sharing]\ngres = "shard"\n'))
-    assert 'mode = "on"' in proposal.files["gpumem_site.lua"]
+    assert "mode" not in proposal.files["gpumem_site.lua"].replace("job_submit", "")
     assert [note for note in proposal.notes if "shards" in note] == []
 
 

@@ -9,8 +9,8 @@ from typing import Any, Dict, Optional
 
 import pytest
 
-from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy, TraceSettings
-from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError, UsageError
+from slurm_gpumem.config.load import Config, SharingPolicy
+from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.report.submission import submission_json, submission_line
@@ -206,10 +206,9 @@ def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> 
 OWN_CODE = CustomForward(0.8, ("PairBlock",))
 
 
-def unseen_plan(rule: str, *argv: str, unseen: CustomForward = OWN_CODE, **own: str) -> Plan:
-    """The plan for a job whose text does not show enough, at a site with this rule."""
+def unseen_plan(*argv: str, unseen: CustomForward = OWN_CODE, **own: str) -> Plan:
+    """The plan for a job whose text does not show enough."""
     job = asked(*argv, **own)
-    job = job._replace(config=job.config._replace(text=TextPolicy(rule)))
     found = Estimate(
         5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), margin=Margin(custom_forward=unseen)
     )
@@ -220,29 +219,21 @@ def unseen_plan(rule: str, *argv: str, unseen: CustomForward = OWN_CODE, **own: 
     return choose_request(job, Workload(), candidates, Needs(on))
 
 
-def test_code_that_no_text_shows_shares_a_gpu_by_default_gets_a_whole_one_or_is_refused() -> None:
-    widened = unseen_plan("widen", model="pair.txt").request
+def test_code_that_no_text_shows_shares_a_gpu() -> None:
+    widened = unseen_plan(model="pair.txt").request
     assert widened is not None
     assert widened.gres == "shard:9"
-    whole = unseen_plan("whole-gpu", model="pair.txt")
-    assert whole.request is not None
-    assert (whole.request.gres, whole.shared) == ("gpu:1", False)
-    assert whole.reason == "PairBlock.forward cannot be seen in a text (text.unknown)"
-    with pytest.raises(
-        UsageError, match=r"PairBlock\.forward .* `gpumem trace` can\. This site does not guess"
-    ):
-        unseen_plan("ask", model="pair.txt")
 
 
-def unfinished_plan(rule: str, *, measured: bool = False, **own: str) -> Plan:
-    """The plan for a job whose trace saw a part of its script, at a site with this rule."""
+def unfinished_plan(*, measured: bool = False, **own: str) -> Plan:
+    """The plan for a job whose trace saw a part of its script."""
     summary = read_summary(EXAMPLES / "train.json")
     assert summary.trace is not None
     summary = summary._replace(trace=summary.trace._replace(unfinished="2 of 30 epochs"))
     run = ScriptRun("jobs/job.sh", b"", (), {}, "/", GpuFacts())
     trace = Trace(run, TracedScript(b"", {}, (), (), {}, 4.2), summary, find_gpu("a100"), cached=False)
     job = asked(**own)
-    job = job._replace(config=job.config._replace(trace=TraceSettings(unfinished=rule)), traced=trace)
+    job = job._replace(traced=trace)
     margin = Margin() if measured else Margin(group="trace")
     name = "remembered" if measured else "trace"
     found = Estimate(5000, 9000, 5000, {}, name, "A100", TrainingJob(8), margin=margin)
@@ -253,20 +244,16 @@ def unfinished_plan(rule: str, *, measured: bool = False, **own: str) -> Plan:
     return choose_request(job, Workload(summary=summary), candidates, Needs(on))
 
 
-def test_a_job_whose_script_was_not_seen_to_its_end_gets_a_margin_a_whole_gpu_or_is_refused() -> None:
-    widened = unfinished_plan("margin")
+def test_a_job_whose_script_was_not_seen_to_its_end_gets_a_margin() -> None:
+    widened = unfinished_plan()
     assert widened.request is not None
     assert widened.request.gres == "shard:9"
     assert "job.sh (traced in 4 s, not to its end: 2 of 30 epochs): " in submission_line(widened)
     assert submission_json(decision_of(widened, build_call(widened)))["unfinished"] == "2 of 30 epochs"
-    whole = unfinished_plan("whole-gpu")
-    assert (whole.shared, whole.reason) == (False, "the trace saw 2 of 30 epochs (trace.unfinished)")
-    with pytest.raises(UsageError, match=r"seen were 2 of 30 epochs\. This site does not guess here"):
-        unfinished_plan("ask")
 
 
 def test_what_a_run_has_shown_counts_instead_of_an_unfinished_trace() -> None:
-    known = unfinished_plan("ask", measured=True)
+    known = unfinished_plan(measured=True)
     assert known.request is not None
     assert (known.request.gres, known.unfinished) == ("shard:9", "")
     assert "not to its end" not in submission_line(known)
@@ -274,16 +261,9 @@ def test_what_a_run_has_shown_counts_instead_of_an_unfinished_trace() -> None:
 
 def test_a_text_without_shapes_never_decides_a_share() -> None:
     bare = CustomForward(1.0, ("PairNet",), no_shapes=True)
-    for rule in ("widen", "whole-gpu"):
-        plan = unseen_plan(rule, model="pair.txt", unseen=bare)
-        assert plan.request is not None
-        assert (plan.request.gres, plan.shared) == ("gpu:1", False)
-        assert plan.reason.startswith("the text shows no shapes, so its peak is not estimated (--input 3x224")
-        assert (plan.largest, decision_of(plan, build_call(plan)).peak_mib) == (None, None)
-        assert re.search(r"peak [0-9]|est=|req=", f"{submission_line(plan)} {build_call(plan).added}") is None
-    with pytest.raises(UsageError, match=r"shows no shapes.*This site does not guess"):
-        unseen_plan("ask", model="pair.txt", unseen=bare)
-
-
-def test_a_job_that_asks_for_a_whole_gpu_is_not_asked_about_its_code() -> None:
-    assert unseen_plan("ask", model="pair.txt", exclusive_gpu="yes").request is not None
+    plan = unseen_plan(model="pair.txt", unseen=bare)
+    assert plan.request is not None
+    assert (plan.request.gres, plan.shared) == ("gpu:1", False)
+    assert plan.reason.startswith("the text shows no shapes, so its peak is not estimated (--input 3x224")
+    assert (plan.largest, decision_of(plan, build_call(plan)).peak_mib) == (None, None)
+    assert re.search(r"peak [0-9]|est=|req=", f"{submission_line(plan)} {build_call(plan).added}") is None

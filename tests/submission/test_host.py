@@ -22,18 +22,6 @@ def test_cpus_and_memory_are_in_proportion() -> None:
     assert memory == [4_096, 8_000, 16_000, 16_000]
 
 
-def test_the_site_caps_the_cpus_of_shared_jobs_at_no_less_than_a_core() -> None:
-    request = share_gpu([A100], same(20_480, [A100]), SHARDS, gpu_type=None)
-    assert [host_share(request, [A100], SHARDS._replace(max_cpus=most)).cpus for most in (None, 20, 3)] == [
-        8,
-        8,
-        3,
-    ]
-    threads = kind(threads=2)
-    request = share_gpu([threads], same(20_480, [threads]), SHARDS, gpu_type=None)
-    assert host_share(request, [threads], SHARDS._replace(max_cpus=1)).cpus == 2
-
-
 def test_a_small_part_still_gets_a_core_and_some_memory() -> None:
     gpu = kind(threads=2)
     request = share_gpu([gpu], same(100, [gpu]), SHARDS, gpu_type=None)
@@ -106,12 +94,10 @@ def test_earlier_runs_lower_the_cpus_and_leave_the_memory() -> None:
     assert host_share(request, [A100], SHARDS, [CpuRun(12.0, 32)]) == (8, 32_000, 8, None)
 
 
-def test_cpus_by_use_are_whole_cores_within_the_sites_cap() -> None:
+def test_cpus_by_use_are_whole_cores() -> None:
     threads = kind(threads=2)
     request = share_gpu([threads], same(20_480, [threads]), SHARDS, gpu_type=None)
     assert host_share(request, [threads], SHARDS, [CpuRun(2.1, 8)]).cpus == 4
-    capped = SHARDS._replace(max_cpus=3)
-    assert host_share(request, [threads], capped, [CpuRun(2.1, 8)]).cpus == 3
 
 
 @given(st.lists(st.tuples(st.floats(0, 64), st.integers(1, 64)), max_size=6), st.integers(1, 40))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -62,3 +64,12 @@ def jobs_on_gpus(cluster: Cluster) -> Dict[str, list[str]]:
         for gpu in ledger.all_gpus(cluster.layout.ledger)
     }
     return {gpu: jobs for gpu, jobs in found.items() if jobs}
+
+
+def set_mode(cluster: Cluster, mode: str) -> None:
+    """Write the one mode of a cluster's gpumem.toml and have slurmctld load its plug-in again."""
+    site = cluster.layout.site_config
+    site.write_text(re.sub(r'^mode = ".*"', f'mode = "{mode}"', site.read_text(), flags=re.MULTILINE))
+    script = cluster.layout.conf / "job_submit.lua"
+    later = script.stat().st_mtime + 10
+    os.utime(script, (later, later))

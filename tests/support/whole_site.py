@@ -161,15 +161,14 @@ def make_whole_site(
         f"python={python}\nsite_config={site.toml}\nrun_dir={root}/run\n"
         f"recovery_log={root}/recovery.log\nstate_dir={cluster.layout.controller}\n"
     )
-    for key, value in (
-        ("ledger", cluster.layout.ledger),
-        ("spool", site.spool),
-        ("mps_control", root / "bin" / MPS_STANDIN.name),
+    for table, key, value in (
+        ("devcluster", "ledger", cluster.layout.ledger),
+        ("devcluster", "mps_control", root / "bin" / MPS_STANDIN.name),
+        ("node", "spool", site.spool),
     ):
-        site.set("node", key, str(value))
+        site.set(table, key, str(value))
     site.set("node", "mps", "per-user")
     site.set("sharing", "max_slowdown", 2.0)
-    site.set("node.slurm_env", "SLURM_CONF", str(cluster.layout.slurm_conf))
     written = cluster.run([GPUMEM, "setup", "--output", str(root / "setup")])
     assert written.returncode == 0, written.stderr
     shutil.copy(root / "setup" / "gpumem_site.lua", site.conf / "gpumem_site.lua")

@@ -78,7 +78,7 @@ def _make(path: Path, source: str, fill: Callable[[sqlite3.Connection], object])
     except (OSError, sqlite3.Error) as error:
         raise AccountingError(
             f"{path}: cannot make the index: {error}\nIt needs a local disk with about 450 bytes a record; "
-            "accounting.index in gpumem.toml, or GPUMEM_INDEX, names another folder."
+            "GPUMEM_INDEX=DIR names another folder."
         ) from None
     return schema.connect(path)
 

@@ -62,7 +62,7 @@ def line_command(args: argparse.Namespace, config: Config, subject: Subject) -> 
     estimator = settings.text("estimator") or "auto"
     registry.refuse_guess(summary, estimator)
     coverage = settings.coverage or config.sharing.coverage
-    _refuse(summary, job, config.text.unknown)
+    _refuse(job)
 
     def made(job: TrainingJob) -> MemoryLine:
         with StatusLine() as status:
@@ -120,16 +120,12 @@ def _presets(line: MemoryLine) -> Dict[str, JobDefault]:
     return {key: JobDefault(value, "the memory line") for key, value in values.items()}
 
 
-def _refuse(summary: ModelSummary, job: TrainingJob, rule: str) -> None:
+def _refuse(job: TrainingJob) -> None:
     """What there is no line for."""
     if job.gpus > 1:
         raise UsageError(
             f"a memory line is for a part of one GPU, and the job has {job.gpus}; leave --gpus out"
         )
-    # A line would let such a job share where the site does not want it to: slurmctld sees only the line.
-    unseen = registry.custom_forward(summary)
-    if rule != "widen" and unseen is not None and unseen.is_much:
-        raise UsageError(f"{unseen.message}. This site makes no memory line from such a text (text.unknown)")
 
 
 def _write(script: BatchScript, line: MemoryLine) -> None:

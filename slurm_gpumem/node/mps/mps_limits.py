@@ -27,6 +27,8 @@ from slurm_gpumem.node.sampler.slots import slot_of
 _DAEMONS_READY_S = 6.0
 """Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
 _LOCK_S = 0.5
+USER_TMPFS_MIB = 16
+"""The file system for the files of a user's daemon on one GPU, which that user could fill."""
 _NO_LIMIT_MIB = 1 << 20
 
 
@@ -48,7 +50,7 @@ def off_the_shared_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -
 
 def fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
     """Have the daemons that serve it running on the job's GPUs, point its tasks there; or why that failed."""
-    service = MpsService(folder, config.mps_control, tmpfs_mib=config.user_tmpfs_mib)
+    service = MpsService(folder, config.mps_control, tmpfs_mib=USER_TMPFS_MIB)
     if not service.available():
         return f"{config.mps_control} is not there"
     deadline = time.monotonic() + _DAEMONS_READY_S
@@ -139,7 +141,7 @@ def _default_limit(folder: RunFolder, config: NodeConfig, users: Sequence[NodeJo
     seen = read_live_jobs(folder.live, [user.job_id for user in users])
     claims = [_given_mib(user, seen.get(user.job_id)) or claimed_mib(config, user) for user in users]
     known = [claim for claim in claims if claim is not None]
-    if not config.limits or not known:
+    if not known:
         return None
     return max(known) if len(known) == len(claims) else _NO_LIMIT_MIB
 
@@ -218,9 +220,6 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         mode=job.mode,
         shard_mib=config.shard_mib,
         headroom_mib=config.headroom_mib,
-        limits=config.limits,
-        limit_key=config.limit_key,
-        threads=config.thread_percentage,
         claim_mib=claimed_mib(config, job),
         record=job.claim is not None,
         one_log=job.one_log,

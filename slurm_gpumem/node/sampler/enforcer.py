@@ -15,7 +15,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tupl
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, UNFENCED, FaultEvent
+from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, FaultEvent
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
@@ -49,11 +49,7 @@ def holds_limit(environment: Mapping[str, str], most_mib: int) -> bool:
     return named == "0" or named == environment.get(_SEEN, named)
 
 
-# What is done about a job that could not be fenced, takes more than its shards or runs outside MPS.
-
-
-_MOST_REQUEUES = 2
-"""A node that cannot fence anything must not send a job round forever."""
+# What is done about a job that takes more than its shards or runs outside MPS.
 
 
 class Watch:
@@ -92,25 +88,11 @@ class Watch:
             due.append(("log", text))
         if self._lasts(job_id, "unlimited", unlimited > 0, now):
             text = f"job {job_id} has {unlimited} MPS client(s) whose memory limit was changed or removed"
-            due.append((self._config.on_unfenced, text))
+            due.append(("log", text))
         if self._lasts(job_id, "unfenced", unfenced > 0, now):
             text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
-            due.append((self._config.on_unfenced, text))
+            due.append(("log", text))
         return due
-
-    def requeues(self, job: NodeJob) -> bool:
-        """Whether a job that could not be fenced is to be requeued; True once per run."""
-        key = (job.job_id, "start")
-        if (
-            self._config.unfenced != "requeue"
-            or job.mode != UNFENCED
-            or job.claim is None
-            or job.restarts >= _MOST_REQUEUES
-            or key in self._done
-        ):
-            return False
-        self._done.add(key)
-        return True
 
     def ends(self, job_id: int, now: float) -> bool:
         """Whether the job's processes are to be ended, for as long as it takes too much."""
@@ -173,10 +155,6 @@ class Enforcer:
         overran: List[Tuple[NodeJob, Dict[Process, GpuProcess]]] = []
         for job_id, usage in self._roster.usage.items():
             job = self._roster.jobs[job_id]
-            if self._watch.requeues(job):
-                log(self._folder.root, f"job {job_id} could not be fenced: requeued")
-                usage.notes.add("requeued, since it was not fenced")
-                self._roster.truth.requeue(job_id)
             beside = {uuid: _others(by_job, job_id) for uuid, by_job in seen.items() if by_job.get(job_id)}
             sizes = [gpu.now_mib for gpu in usage.gpus.values() if gpu.now_mib is not None]
             outside = sum(p.mps is False for by_job in seen.values() for p in by_job.get(job_id, ()))
@@ -238,7 +216,7 @@ class Enforcer:
             limit = self._roster.usage[job_id].limit_mib
             for pid in pids:
                 start = processes.start_of(pid)
-                if start is None or limit is None or not self._config.limits:
+                if start is None or limit is None:
                     continue
                 client = Process(pid, start)
                 if client not in known:

@@ -303,6 +303,10 @@ def _number(value: Number) -> str:
 # Keeps the node's counts and writes its metrics file, seldom; the sampler calls it.
 
 
+_EVERY_S = 15.0
+"""Between two writes of the file: as often as Prometheus scrapes by default."""
+
+
 class Exporter:
     """One node's metrics."""
 
@@ -326,10 +330,7 @@ class Exporter:
 
     def write(self, live: Live, now: float) -> None:
         """The file, when the site wants one and it is due."""
-        if (
-            self._config.prometheus_file is not None
-            and now - self._written >= self._config.prometheus_every_s
-        ):
+        if self._config.prometheus_file is not None and now - self._written >= _EVERY_S:
             self._written = now
             self._write(live, running=True)
 

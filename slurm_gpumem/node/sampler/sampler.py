@@ -104,7 +104,7 @@ class Sampler:
         here = self.roster.refresh()
         if self.roster.ask_slurm(here):
             here = self.roster.refresh()
-        if self.config.driver_limit and self.config.limits:
+        if self.config.driver_limit:
             self._driver_limits.keep(here, self.roster.usage)
         sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
         uids = {job.job_id: job.uid for job in here.values()}

@@ -73,10 +73,6 @@ class SlurmTruth:
         """End the job."""
         self._slurm.cancel(job_id)
 
-    def requeue(self, job_id: int) -> None:
-        """Back into the queue; Slurm refuses where the job or the site does not allow it."""
-        self._slurm.requeue(job_id)
-
     def close(self) -> None:
         """Wait for what was started; kill what hangs."""
         self._slurm.close()

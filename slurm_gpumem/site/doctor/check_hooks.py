@@ -144,7 +144,7 @@ def site_contexts_are_current(now: Snapshot) -> Iterator[Finding]:
 
 
 def site_files_agree(now: Snapshot) -> Iterator[Finding]:
-    """gpumem.toml (gpusbatch) and gpumem_site.lua (the plug-in) must say the same."""
+    """The plug-in must have the mode that gpusbatch reads of gpumem.toml, and its table the same shares."""
     if now.lua is None or not now.lua.site:
         return
     for key in ("mode", "gres", "shard_mib"):
@@ -152,9 +152,11 @@ def site_files_agree(now: Snapshot) -> Iterator[Finding]:
         if toml is not None and lua is not None and str(toml) != lua:
             yield warning(
                 "site-files-differ",
-                f"{key} is {toml!r} in gpumem.toml and {lua!r} in gpumem_site.lua",
+                f"{key} is {toml!r} in gpumem.toml and {lua!r} for the plug-in",
                 "gpusbatch and the plug-in treat the same job differently",
-                "make them equal (gpumem setup writes both), touch job_submit.lua",
+                'gpumem.toml beside job_submit.lua, with mode = "..." on a line of its own below [sharing]'
+                if key == "mode"
+                else _REFRESH,
             )
 
 
@@ -260,7 +262,7 @@ def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
             "site-file",
             problem.text,
             "gpusbatch stops at a wrong value and ignores an unknown key; hooks use the default",
-            "correct gpumem.toml",
+            "remove them (gpumem.toml(5) has all settings)" if problem.old else "correct gpumem.toml",
         )
 
 

@@ -74,7 +74,7 @@ FAULTS: Mapping[str, Fault] = {
     "no-mps": Fault(
         Severity.CRITICAL,
         "no job is fenced: each can take a GPU's whole memory",
-        'install it, name it in node.mps_control, or set node.mps = "timeslice"',
+        'install it, or set node.mps = "timeslice"',
     ),
     "no-shared-mps": Fault(
         Severity.WARNING,

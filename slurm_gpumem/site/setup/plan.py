@@ -34,8 +34,6 @@ class SitePlan:
     partitions: Tuple[str, ...] = ()
     """All partitions of the cluster; empty when none is running."""
     default_partition: Optional[str] = None
-    max_cpus: Optional[int] = None
-    """CPUs of a shared job at most, from the site's gpumem.toml."""
     placement: str = PACK
     """SPREAD or PACK."""
     unknown_share: Optional[float] = None

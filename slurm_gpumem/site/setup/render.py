@@ -98,12 +98,11 @@ def gres_lines(plan: SitePlan, *, with_gpus: bool) -> List[str]:
 
 
 def lua_table(plan: SitePlan) -> str:
-    """gpumem_site.lua: what the job_submit plug-in must know of the site."""
+    """gpumem_site.lua: what the job_submit plug-in must know of the site; its mode is in gpumem.toml."""
     lines = [
         "-- Written by `gpumem setup`; read with job_submit.lua: `touch` that after a change.",
         "return {",
         "  schema = 1,",
-        f"  mode = {_lua(plan.mode)}, -- observe, opt-in or on",
         f"  gres = {_lua(plan.gres)},",
         f"  shard_mib = {plan.shard_mib},",
         f"  separator = {_lua(plan.separator)},",
@@ -111,8 +110,6 @@ def lua_table(plan: SitePlan) -> str:
     ]
     if plan.unknown_share:
         lines.append(f"  unknown_share = {plan.unknown_share}, -- of a GPU, for jobs of unknown activity")
-    if plan.max_cpus:
-        lines.append(f"  max_cpus = {plan.max_cpus},")
     if plan.default_partition:
         lines.append(f"  default_partition = {_lua(plan.default_partition)},")
     lines.append("  partitions = {")

@@ -129,7 +129,6 @@ def propose(
         partitions=tuple(part["PartitionName"] for part in snapshot.partitions) if snapshot else (),
         default_partition=_default_partition(snapshot),
         version=snapshot.version if snapshot else None,
-        max_cpus=snapshot.policy.get("max_cpus") if snapshot else None,
         placement=_placement(options.placement, snapshot),
     )
     plan = replace(plan, level=_is_level(plan, snapshot))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.config.load import SharingPolicy
+from slurm_gpumem.config.load import ANY_SLOWDOWN, SharingPolicy
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import RESERVE_MIB
@@ -107,7 +107,7 @@ def unknown_share(tables: Mapping[str, Mapping[str, Any]], new_limit: Optional[f
     way = SHARED if new_limit else node.get("mps", NodeConfig().mps)
     active = NEW_SITE_ACTIVITY if new_limit else sharing.get("unknown_activity")
     limit = new_limit or sharing.get("max_slowdown", SharingPolicy().max_slowdown)
-    if active is None or limit is None or sharing.get("utilization") == "ignore" or way not in WAYS:
+    if active is None or limit is None or limit >= ANY_SLOWDOWN or way not in WAYS:
         return None
     load = load_of(usual_utilization(float(active), "assumed"))
     return round(share_for(load, float(limit), float(limit), str(way)).share, 4)

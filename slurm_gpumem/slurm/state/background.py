@@ -69,10 +69,6 @@ class Background:
         """End a job."""
         self._order(["scancel", str(job_id)])
 
-    def requeue(self, job_id: int) -> None:
-        """Run a job again later."""
-        self._order(["scontrol", "requeue", str(job_id)])
-
     def close(self) -> None:
         """Wait a little for what was started; kill what hangs."""
         for started in [*self._orders, *([self._question] if self._question else [])]:

@@ -19,7 +19,7 @@ def check_slot(asked: Submission) -> None:
         return
     slot, least = asked.settings.spelled("slot"), asked.config.slots.least_s
     if seconds < least:
-        raise UsageError(f"{slot}: a slot here is {seconds_text(least)} at least (slots.least_s)")
+        raise UsageError(f"{slot}: a slot here is {seconds_text(least)} at least")
     if asked.raw.program != SBATCH:
         raise UsageError(f"{slot}: Slurm requeues batch jobs only, not those of {asked.raw.program}")
     if asked.raw.line.het_job or (asked.script is not None and asked.script.het_job):

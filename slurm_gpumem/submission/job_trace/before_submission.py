@@ -18,7 +18,12 @@ from slurm_gpumem.submission.job.sharded_jobs import why_not_estimated
 from slurm_gpumem.submission.job_trace import cache
 from slurm_gpumem.submission.job_trace.batch_script import Progress, ScriptRun, script_run, trace_script
 from slurm_gpumem.submission.job_trace.result import Trace
-from slurm_gpumem.submission.job_trace.trace_job import Deferred, deferred_trace, whole_until_traced
+from slurm_gpumem.submission.job_trace.trace_job import (
+    TRACE_CPUS,
+    Deferred,
+    deferred_trace,
+    whole_until_traced,
+)
 from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.submission import Submission
 from slurm_gpumem.summaries.reader import read_summary
@@ -182,7 +187,7 @@ def _limits(asked: Submission, *, in_job: bool) -> Limits:
     return Limits(
         seconds=asked.settings.trace_limit_s or site.time_limit_s,
         memory_mib=site.memory_mib,
-        cpus=site.cpus,
+        cpus=TRACE_CPUS,
         at_once=None if in_job else site.at_once or AS_FREE,
     )
 

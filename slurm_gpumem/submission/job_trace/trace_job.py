@@ -30,6 +30,9 @@ from slurm_gpumem.submission.rules import choose_request
 from slurm_gpumem.submission.sbatch_call import PlannedCall
 from slurm_gpumem.submission.submission import Submission, Workload
 
+TRACE_CPUS = 2
+"""CPUs that a traced script may use: most of a trace is one Python."""
+
 _ROOT = str(Path(__file__).resolve().parents[3])
 _INSIDE = "slurm_gpumem.submission.job_trace.in_trace_job"
 OUTPUT = "gpumem-trace-%j.out"
@@ -70,7 +73,7 @@ def deferred_trace(asked: Submission, data: bytes, traces: int) -> Deferred:
     words = [
         "--job-name=gpumem-trace",
         f"--time={int(seconds // 60) + 1}",
-        f"--cpus-per-task={site.cpus}",
+        f"--cpus-per-task={TRACE_CPUS}",
         "--ntasks=1",
         f"--mem={site.memory_mib + _MORE_MIB}M",
         f"--output={OUTPUT}",

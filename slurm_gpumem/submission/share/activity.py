@@ -48,10 +48,7 @@ def weigh_activity(
     policy: SharingPolicy,
 ) -> Tuple[List[Optional[Activity]], List[str]]:
     """What the activity on each kind takes, None where it does not count; and warnings."""
-    none: List[Optional[Activity]] = [None] * len(used)
     site = policy.slowdown_in(partitions)
-    if own is not None and policy.ignores_utilization(partitions):
-        return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
     # No warning about the default limit, which neither the job nor the site chose.
     chosen = own is not None or site != SHARING.default("max_slowdown")
     unknown = chosen and None in used
@@ -70,7 +67,7 @@ def weigh_activity(
                 )
         return found, warnings
     except ConfigError as error:
-        return none, [f"only memory decides the share: {error}"]
+        return [None] * len(used), [f"only memory decides the share: {error}"]
 
 
 def activity_of(

@@ -52,7 +52,7 @@ def host_share(
     """CPUs and host memory in proportion to the part of the GPU, on whichever kind it lands.
 
     The smallest proportion among the kinds, so that no node runs out of CPUs or memory before its GPUs are
-    full; at least one core and `min_host_mib`, at most the site's `max_cpus`. Fewer CPUs where `runs`, the
+    full; at least one core and `min_host_mib`. Fewer CPUs where `runs`, the
     job's earlier ones, used fewer. A job that names its CPUs has no more memory than goes with those.
     """
     takers = [kind for kind in kinds if kind.units >= request.units and kind.is_type(request.gpu_type)]
@@ -65,10 +65,9 @@ def host_share(
         # Slurm gives whole cores: less than one core's threads would be rounded up anyway.
         cores = max(int(kind.cpus_per_gpu * part) // kind.threads_per_core, 1)
         proportion = cores * kind.threads_per_core
-        most = max(policy.max_cpus or proportion, kind.threads_per_core)
-        by_share.append(min(proportion, most))
+        by_share.append(proportion)
         enough = ceil((wanted or proportion) / kind.threads_per_core) * kind.threads_per_core
-        by_use.append(min(proportion, most, enough))
+        by_use.append(min(proportion, enough))
         least = min(policy.min_host_mib, kind.host_mib_per_gpu // 4)
         of_memory = min(part, named_cpus / kind.cpus_per_gpu) if named_cpus else part
         memory.append(max(int(kind.host_mib_per_gpu * of_memory), least))
