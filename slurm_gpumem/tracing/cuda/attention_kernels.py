@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import TYPE_CHECKING, Any, Callable, Dict
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _CUDNN_LEAST = 256
 
 
-def _efficient_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _efficient_attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Seed and offset of the random numbers stay on the CPU."""
     out, rows, seed, offset = func(*args, **kwargs)
     recorder.note(out, "aten::_scaled_dot_product_efficient_attention")
@@ -21,7 +24,7 @@ def _efficient_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
     return out, rows, seed, offset
 
 
-def _efficient_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _efficient_attention_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients first, then in fp32 the product of output and gradient, its sums, the kernel's workspace."""
     name = "aten::_scaled_dot_product_efficient_attention_backward"
     result = func(*args, **kwargs)
@@ -47,7 +50,7 @@ def _efficient_attention_backward(recorder: Any, func: Any, args: Any, kwargs: A
     return result
 
 
-def _flash_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _flash_attention_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients of the query are summed in single precision, in rows and heads of whole tiles."""
     name = "aten::_scaled_dot_product_flash_attention_backward"
     result = func(*args, **kwargs)
@@ -62,7 +65,7 @@ def _flash_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) 
     return result
 
 
-def _cudnn_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _cudnn_attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Seed and offset are allocated before the result."""
     name = "aten::_scaled_dot_product_cudnn_attention"
     result = func(*args, **kwargs)
@@ -73,7 +76,7 @@ def _cudnn_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _cudnn_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _cudnn_attention_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The query's gradient is summed in single precision, next to one number per row.
 
     Keys and values that several heads share get a gradient for each head first.

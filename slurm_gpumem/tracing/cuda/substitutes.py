@@ -6,7 +6,7 @@ They are replaced for meta tensors only, and only during a trace.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from slurm_gpumem.tracing.cuda.layouts import channels_last, cudnn_normalizes
 from slurm_gpumem.tracing.cuda.recurrent import recurrent_kernels
 from slurm_gpumem.tracing.engine.memo import like
 from slurm_gpumem.tracing.engine.values import value_of
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 _HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
@@ -159,7 +162,7 @@ _IN_PLACE = ("_fused_sgd_", "_fused_adagrad_")
 
 
 @contextmanager
-def cuda_substitutes(recorder: Any) -> Iterator[None]:
+def cuda_substitutes(recorder: Recorder) -> Iterator[None]:
     """Inside, meta tensors take CUDA's path through these operators."""
     library = torch.library.Library("aten", "IMPL")
     try:

@@ -7,12 +7,15 @@ Computed, not measured. Older versions call the extension directly and cannot be
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import TYPE_CHECKING, Any, Callable, Dict
 
 import torch
 
 from slurm_gpumem.tracing.engine.recorder import add_handlers
 from slurm_gpumem.tracing.script.imports import AfterImport
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 COMPUTED = "flash_attn: buffers of its backward pass computed from its source, not measured"
 _ROWS = 128
@@ -33,7 +36,7 @@ def install(tracer: Any) -> None:
     AfterImport({"flash_attn.flash_attn_interface": operators}).install()
 
 
-def _backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     query, key = args[1], args[2]
     if query.device.type != "meta":

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.engine.recorder import add_handlers
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 COMPUTED = "bitsandbytes: allocations computed from its source (checked against runs with 0.50)"
 PAGED = (
@@ -57,7 +58,7 @@ def install(tracer: Any) -> None:
 def _noting(rule: Callable[..., Any]) -> Callable[..., Any]:
     """A rule as the recorder calls it: what it allocates inside is noted, too."""
 
-    def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def handler(recorder: ScriptRecorder, func: Any, args: Any, kwargs: Any) -> Any:
         if args[0].device.type != "meta":
             return func(*args, **kwargs)
         with recorder:

@@ -25,6 +25,7 @@ from slurm_gpumem.tracing.fake_cuda.world import CUDA, is_cuda, plain
 from slurm_gpumem.tracing.follow import epochs, longest_batch, loop_skipper, random_batch_sizes
 from slurm_gpumem.tracing.script import foreign_files, workers
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 _PACKAGE = __name__.partition(".")[0]
 _LARGE = 1 << 18
@@ -88,7 +89,7 @@ def _few_searches() -> None:
     torch.optim.LBFGS.step = step  # type: ignore[method-assign]
 
 
-def _few_checks(recorder: Any) -> None:
+def _few_checks(recorder: ScriptRecorder) -> None:
     """Distributions check their parameters and samples. Without gradients, as in thousands of steps of a
     rollout, they do so only beside clearly more than before: a rollout keeps its steps."""
     kind: Any = torch.distributions.Distribution

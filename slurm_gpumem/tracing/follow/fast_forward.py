@@ -23,6 +23,7 @@ from slurm_gpumem.tracing.follow.answers import Again, Answer, Leaf, kept_of
 from slurm_gpumem.tracing.follow.growing import Call, GrowingCalls
 from slurm_gpumem.tracing.follow.model_state import ModelStates, described, kept_by, tensors_in
 from slurm_gpumem.tracing.follow.passes import Passes
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 # Whether training gives a model batches of many shapes: what PyTorch keeps then depends on their order.
 
@@ -80,7 +81,7 @@ _SPARSE = "_gpumem_sparse"
 class FastForward:
     """Skips calls whose effect on memory is known."""
 
-    def __init__(self, recorder: Any, places: Any, calm: Callable[[], bool]) -> None:
+    def __init__(self, recorder: ScriptRecorder, places: Any, calm: Callable[[], bool]) -> None:
         self._recorder = recorder
         self._places = places
         self._calm = calm

@@ -14,6 +14,8 @@ import sys
 from contextlib import suppress
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+
 _WRITES = os.O_WRONLY | os.O_RDWR
 
 
@@ -25,7 +27,7 @@ class _Written(NamedTuple):
 class Unwritten:
     """Files that were written, of some of which there would have been more."""
 
-    def __init__(self, recorder: Any) -> None:
+    def __init__(self, recorder: ScriptRecorder) -> None:
         self._recorder = recorder
         self._last: Dict[Tuple[str, str], _Written] = {}
         """By their folder, and name without numbers."""

@@ -10,6 +10,7 @@ import time
 from typing import Any, Dict, Optional
 
 from slurm_gpumem.tracing.follow.passes import Passes
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 INFERENCE, TRAINING = "inference", "training"
 _MOST_EVENTS = 200_000
@@ -25,7 +26,7 @@ _CALM_PASSES = 8
 class Inference:
     """Follows calls of models while nothing was trained."""
 
-    def __init__(self, recorder: Any, steps: Any, deadline: float, calm_s: float) -> None:
+    def __init__(self, recorder: ScriptRecorder, steps: Any, deadline: float, calm_s: float) -> None:
         self._recorder = recorder
         self._steps = steps
         self._deadline = deadline

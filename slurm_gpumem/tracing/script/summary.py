@@ -18,6 +18,7 @@ from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS
 from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
 from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 from slurm_gpumem.tracing.script.inference import TRAINING
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 _REASON = 200
 """Letters of an error in a warning."""
@@ -82,7 +83,7 @@ def _seen_until_the_end(tracer: Any) -> str:
     return str(tracer.rounds.seen()) or f"{steps} of a number that its code does not tell"
 
 
-def name_parameters(recorder: Any, root: Any) -> None:
+def name_parameters(recorder: ScriptRecorder, root: Any) -> None:
     """Mark the blocks that hold parameters, with their layers: a script makes them before its model runs."""
     if root.module is None:
         return
@@ -93,7 +94,7 @@ def name_parameters(recorder: Any, root: Any) -> None:
                 block.operator, block.module = PARAMETER, root.prefix + name
 
 
-def _keep_the_model(recorder: Any) -> None:
+def _keep_the_model(recorder: ScriptRecorder) -> None:
     """Leave out that all is let go at the end of a function that trains: what is kept is the model's."""
     events, at = recorder.events, len(recorder.events)
     first = at
@@ -188,7 +189,7 @@ def _batch(root: Any) -> int:
     return 1
 
 
-def _trace(recorder: Any, job: TracedJob) -> Trace:
+def _trace(recorder: ScriptRecorder, job: TracedJob) -> Trace:
     sites: Dict[Site, int] = {}
     events: List[int] = []
     allocated = 0
