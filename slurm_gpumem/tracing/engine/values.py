@@ -36,6 +36,10 @@ class Guess:
     worse: bool = False
     """Whether numbers are greater than all others: scores of a model that is smaller than one before it."""
 
+    def turn(self, smaller: bool) -> None:
+        """A model is trained; a search that goes on with the best of its models takes the largest."""
+        self.worse = smaller
+
     def next_number(self) -> float:
         """A number for one that is not known: ever less, as losses fall and never repeat.
 

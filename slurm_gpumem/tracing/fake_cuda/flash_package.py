@@ -22,7 +22,7 @@ _ROWS = 128
 """Queries are padded to multiples of it, in packed batches by as many for each text."""
 
 
-def install(tracer: Any) -> None:
+def install() -> None:
     """Wait for the package."""
 
     def operators(module: Any) -> None:

@@ -11,20 +11,22 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.summaries.trace_types import BUCKET, BUCKET_CAP, ddp_buckets
+from slurm_gpumem.tracing.engine.recorder import Recorder
 from slurm_gpumem.tracing.fake_cuda import between_gpus, process_group
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import Nothing
 from slurm_gpumem.tracing.fake_cuda.process_group import Nccl
 from slurm_gpumem.tracing.script import launchers
+from slurm_gpumem.tracing.script.report_folder import Report
 
 _REBUILT_IN = 2
 """The pass that makes DDP's one first bucket into several."""
 
 
-def install(tracer: Any) -> None:
+def install(recorder: Recorder, report: Report) -> None:
     """Replace them, for the rest of the process's life."""
-    launchers.install(tracer)
+    launchers.install(report)
     between_gpus.install()
-    if not process_group.install(tracer):
+    if not process_group.install(recorder, report):
         return
     from torch.nn import parallel
 
@@ -37,13 +39,15 @@ def install(tracer: Any) -> None:
 
     module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
 
-    DistributedDataParallel.tracer = DataParallel.tracer = tracer
+    DistributedDataParallel.recorder = recorder
+    DistributedDataParallel.report = DataParallel.report = report
 
 
 class DistributedDataParallel(nn.Module):
     """The model itself; its buckets are one more copy of the gradients."""
 
-    tracer: Any = None
+    recorder: Recorder
+    report: Report
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -70,7 +74,7 @@ class DistributedDataParallel(nn.Module):
         self._buckets = []
         self._buckets = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
         for bucket in self._buckets:
-            block = Nccl.recorder.block_of(bucket)
+            block = self.recorder.block_of(bucket)
             if block is not None:
                 block.operator, block.category = BUCKET, "gradients"
 
@@ -94,7 +98,7 @@ class DistributedDataParallel(nn.Module):
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """What it makes of the buckets is not seen."""
-        self.tracer.note(f"DDP's hook {getattr(hook, '__name__', 'of its own')} may need buffers of its own")
+        self.report.note(f"DDP's hook {getattr(hook, '__name__', 'of its own')} may need buffers of its own")
 
     def _get_ddp_logging_data(self) -> Dict[str, Any]:
         """Lightning asks for it."""
@@ -127,7 +131,7 @@ class _Gathered(torch.autograd.Function):
 class DataParallel(nn.Module):
     """The first GPU of several, which holds most: its part of the batch, and the outputs of all."""
 
-    tracer: Any = None
+    report: Report
 
     def __init__(self, module: nn.Module, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -137,8 +141,8 @@ class DataParallel(nn.Module):
         if self._gpus == 1:
             module.to("cuda")
         if self._gpus > 1:
-            self.tracer.used_gpus(self._gpus)
-            self.tracer.note(
+            self.report.used_gpus(self._gpus)
+            self.report.note(
                 f"DataParallel on {self._gpus} GPUs: the first one holds most, and is traced; "
                 "the gradients that the others send it are not counted"
             )

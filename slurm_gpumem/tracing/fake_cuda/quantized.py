@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.engine.recorder import add_handlers
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 COMPUTED = "bitsandbytes: allocations computed from its source (checked against runs with 0.50)"
@@ -27,11 +28,11 @@ _FUSED_ROWS = 4
 """Rows of the input up to which every version multiplies without a whole weight."""
 
 
-def install(tracer: Any) -> None:
+def install(recorder: ScriptRecorder, report: Report) -> None:
     """Wait for the package."""
 
     def operators(module: Any) -> None:
-        tracer.recorder.assume(COMPUTED)
+        recorder.assume(COMPUTED)
         found: Dict[Any, Callable[..., Any]] = {}
         for name, rule in RULES.items():
             packet = getattr(torch.ops.bitsandbytes, name, None)
@@ -41,11 +42,11 @@ def install(tracer: Any) -> None:
 
     def functions(module: Any) -> None:
         def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Tensor:
-            tracer.note(PAGED)
-            with tracer.recorder.unnoted():
+            report.note(PAGED)
+            with recorder.unnoted():
                 made: Any = torch.empty(shape, dtype=dtype, device="meta")
             with torch._C.DisableTorchFunction():
-                tracer.recorder.skip(made)
+                recorder.skip(made)
             made.is_paged, made.page_deviceid = True, 0
             return made  # type: ignore[no-any-return]
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Tuple
 
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.training_names import sharded
 
 _FSDP = sharded("FSDP")
@@ -25,15 +26,15 @@ _SHARDING = {
 _OFFLOADED = "it keeps part of its model on the CPU (accelerate)"
 
 
-def install(tracer: Any) -> None:
+def install(report: Report) -> None:
     """Wait for the modules."""
-    actions = {name: partial(_end_at, tracer, *what) for name, what in _SHARDING.items()}
-    AfterImport({**actions, "accelerate.hooks": partial(_end_at_offload, tracer)}).install()
+    actions = {name: partial(_end_at, report, *what) for name, what in _SHARDING.items()}
+    AfterImport({**actions, "accelerate.hooks": partial(_end_at_offload, report)}).install()
 
 
-def _end_at(tracer: Any, why: str, names: Tuple[str, ...], module: Any) -> None:
+def _end_at(report: Report, why: str, names: Tuple[str, ...], module: Any) -> None:
     def end(*args: Any, **kwargs: Any) -> None:
-        tracer.not_estimated(why)
+        report.not_estimated(why)
 
     for name in names:
         found = getattr(module, name, None)
@@ -44,7 +45,7 @@ def _end_at(tracer: Any, why: str, names: Tuple[str, ...], module: Any) -> None:
             setattr(module, name, end)
 
 
-def _end_at_offload(tracer: Any, module: Any) -> None:
+def _end_at_offload(report: Report, module: Any) -> None:
     kind = getattr(module, "AlignDevicesHook", None)
     if kind is None:
         return
@@ -52,7 +53,7 @@ def _end_at_offload(tracer: Any, module: Any) -> None:
 
     def init_hook(hook: Any, *args: Any, **kwargs: Any) -> Any:
         if hook.offload:
-            tracer.not_estimated(_OFFLOADED)
+            report.not_estimated(_OFFLOADED)
         return real(hook, *args, **kwargs)
 
     kind.init_hook = init_hook

@@ -14,19 +14,21 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from slurm_gpumem.tracing.engine.recorder import Recorder
 from slurm_gpumem.tracing.engine.values import forget
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.report_folder import Report
 
 COMPUTED = "Triton kernels: outputs as the Python around them allocates them (checked against runs of Liger)"
 
 
-def install(tracer: Any) -> None:
+def install(recorder: Recorder, report: Report) -> None:
     """Wait for Triton."""
 
     def launches(module: Any) -> None:
         def getitem(kernel: Any, grid: Any) -> Callable[..., None]:
             def launch(*args: Any, **kwargs: Any) -> None:
-                tracer.recorder.assume(COMPUTED)
+                recorder.assume(COMPUTED)
                 with torch._C.DisableTorchFunction():
                     for value in (*args, *kwargs.values()):
                         if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -37,7 +39,7 @@ def install(tracer: Any) -> None:
         module.KernelInterface.__getitem__ = getitem
 
     AfterImport({"triton.runtime.jit": launches}).install()
-    sys.meta_path.append(_Missing(tracer.note))
+    sys.meta_path.append(_Missing(report.note))
 
 
 class _Missing:

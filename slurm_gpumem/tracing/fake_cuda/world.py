@@ -23,10 +23,10 @@ CUDA = torch.device("cuda", 0)
 class CudaWorld(TorchFunctionMode):
     """Sends what is asked onto "cuda" to the meta device; meta tensors say that they are on "cuda"."""
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: Callable[[Callable[[], Any]], Any] = lambda make: make()) -> None:
         super().__init__()
         self.default_is_cuda = False
-        self.elsewhere: Callable[[Callable[[], Any]], Any] = lambda make: make()
+        self._elsewhere = elsewhere
         """Makes tensors that the script itself asks onto "meta": they take no memory anywhere."""
         self._special = _special_functions()
         self._constructors = set(_device_constructors())
@@ -53,7 +53,7 @@ class CudaWorld(TorchFunctionMode):
         if any(is_cuda(arg) for arg in args):
             args = tuple(META if is_cuda(arg) else arg for arg in args)
         elif to_meta or is_meta(device):
-            return self.elsewhere(lambda: func(*args, **kwargs))
+            return self._elsewhere(lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
 
 

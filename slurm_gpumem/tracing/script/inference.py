@@ -7,10 +7,15 @@ middle of forward passes, without ever having trained, is one.
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from slurm_gpumem.tracing.follow.passes import Passes
-from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from slurm_gpumem.tracing.follow.steps import Steps
+    from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 INFERENCE, TRAINING = "inference", "training"
 _MOST_EVENTS = 200_000
@@ -26,7 +31,7 @@ _CALM_PASSES = 8
 class Inference:
     """Follows calls of models while nothing was trained."""
 
-    def __init__(self, recorder: ScriptRecorder, steps: Any, deadline: float, calm_s: float) -> None:
+    def __init__(self, recorder: ScriptRecorder, steps: Steps, deadline: float, calm_s: float) -> None:
         self._recorder = recorder
         self._steps = steps
         self._deadline = deadline
@@ -47,7 +52,7 @@ class Inference:
         """Calls of models, run or not."""
         return self._passes.count
 
-    def called(self, module: Any, args: Any) -> None:
+    def called(self, module: nn.Module, args: Any) -> None:
         """A module is about to be called by the script itself."""
         if self._steps.counts:
             return
@@ -57,7 +62,7 @@ class Inference:
             self._count()
             self._repeated = 0
 
-    def skipped(self, module: Any, args: Any) -> None:
+    def skipped(self, module: nn.Module, args: Any) -> None:
         """A call whose effect is known was not run."""
         if not self._steps.counts and self._passes.add(module, args):
             self._count()

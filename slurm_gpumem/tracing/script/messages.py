@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Dict, List, NamedTuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
 from slurm_gpumem.text import count
 from slurm_gpumem.tracing.guard.refusals import refused_by_trace
 from slurm_gpumem.tracing.script.hints import PHASE, TOLD, advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
 from slurm_gpumem.tracing.script.printed import printed_error
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.script.run import State
 
 _USAGE = 2
 _NOT_FOUND = (126, 127)
@@ -24,7 +27,7 @@ class Advice(NamedTuple):
     memory: str = "--memory-limit 32G"
 
 
-def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
+def explain(label: str, state: State, seconds: float, advice: Advice) -> str:
     """One message."""
     label = label if len(label) <= 60 else label[:56] + " ..."
     lines: List[str]
@@ -76,7 +79,7 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _failed(label: str, state: Any, when: str, text: str, kind: str) -> List[str]:
+def _failed(label: str, state: State, when: str, text: str, kind: str) -> List[str]:
     refused = refused_by_trace(state.private, text)
     headline = "the trace stopped it" if refused else "the script failed"
     return [f"{label}: {headline} {when}.", *text.split("\n"), refused or advice_on(kind, text)]
@@ -120,7 +123,7 @@ def _when(passes: int) -> str:
     return f"after {count(passes, 'forward pass', 'forward passes')}, before any optimizer step"
 
 
-def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
+def _too_long(label: str, state: State, seconds: float, allow: str) -> List[str]:
     if not state.torch_processes:
         return [
             f"{label}: stopped after {seconds:.0f} s, before torch was imported.",
@@ -146,7 +149,7 @@ def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
     ]
 
 
-def _ended(code: Any) -> str:
+def _ended(code: Optional[int]) -> str:
     """A shell's code of a signal, or Python's."""
     number = code - 128 if code and code > 128 else -code if code and code < 0 else 0
     try:
@@ -155,11 +158,11 @@ def _ended(code: Any) -> str:
         return f"ended with code {code}"
 
 
-def _at(state: Any) -> str:
+def _at(state: State) -> str:
     return f"It was in {state.at}" if state.at else ""
 
 
-def _not_started(state: Any) -> str:
+def _not_started(state: State) -> str:
     if "can't open file" in state.output or state.exit_code in _NOT_FOUND:
         return "Is the command written as it works in this folder? Name it behind --, with its path."
     if state.exit_code == _USAGE:
@@ -167,6 +170,6 @@ def _not_started(state: Any) -> str:
     return "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced."
 
 
-def _last_line(state: Any) -> str:
+def _last_line(state: State) -> str:
     lines = [line.strip() for line in state.output.splitlines() if line.strip()]
     return f"Its last line: {lines[-1][:200]}" if lines else ""
