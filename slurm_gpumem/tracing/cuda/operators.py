@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.cuda.attention_kernels import ATTENTION
+from slurm_gpumem.tracing.cuda.attention import ATTENTION
 from slurm_gpumem.tracing.cuda.convolutions import CONVOLUTIONS
 from slurm_gpumem.tracing.cuda.fourier import FOURIER
 from slurm_gpumem.tracing.cuda.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out

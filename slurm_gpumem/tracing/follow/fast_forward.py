@@ -22,9 +22,8 @@ from slurm_gpumem.tracing.engine.values import is_wrapped
 from slurm_gpumem.tracing.follow.answers import Again, Answer, Leaf, kept_of
 from slurm_gpumem.tracing.follow.growing import Call, GrowingCalls
 from slurm_gpumem.tracing.follow.model_state import ModelStates, described, kept_by, tensors_in
-from slurm_gpumem.tracing.follow.passes import Passes
 from slurm_gpumem.tracing.follow.steps import Steps
-from slurm_gpumem.tracing.script.inference import Inference
+from slurm_gpumem.tracing.script.inference import Inference, Passes
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 # Whether training gives a model batches of many shapes: what PyTorch keeps then depends on their order.

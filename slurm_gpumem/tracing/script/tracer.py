@@ -22,14 +22,14 @@ from slurm_gpumem.tracing.fake_cuda import streams, torch_patches
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import install_answers
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
-from slurm_gpumem.tracing.follow import checkpoints, longest_batch, loop_skipper, random_batch_sizes
+from slurm_gpumem.tracing.follow import longest_batch, loop_skipper, random_batch_sizes
 from slurm_gpumem.tracing.follow.epochs import Epochs
 from slurm_gpumem.tracing.follow.fast_forward import FastForward
 from slurm_gpumem.tracing.follow.generation import Generation
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
 from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.follow.training_hooks import TrainingHooks
-from slurm_gpumem.tracing.follow.unwritten import Unwritten
+from slurm_gpumem.tracing.follow.unwritten import Unwritten, follow_checkpoints
 from slurm_gpumem.tracing.live_model import optimizers
 from slurm_gpumem.tracing.script import foreign_files
 from slurm_gpumem.tracing.script.ending import Ending, Summed
@@ -108,7 +108,7 @@ class Tracer:
         install_answers(self.world, self._gpu, recorder)
         streams.install(recorder, self.report)
         torch_patches.install(recorder, self.world, self.report)
-        checkpoints.install(recorder, steps, unwritten, self._repeats)
+        follow_checkpoints(recorder, steps, unwritten, self._repeats)
         random_batch_sizes.install(recorder, self._repeats, self.note)
         Epochs(recorder, steps, rounds, unwritten, self._repeats, self.note).install()
         longest_batch.install(recorder, self._repeats, self.note)
