@@ -13,11 +13,8 @@ from torch.utils._contextlib import _DecoratorContextManager
 
 from slurm_gpumem.tracing.fake_cuda import (
     compiled,
-    flash_package,
+    packages,
     parallel,
-    quantized,
-    sharded_models,
-    triton_kernels,
 )
 from slurm_gpumem.tracing.fake_cuda.world import CUDA, CudaWorld, is_cuda
 from slurm_gpumem.tracing.script import workers
@@ -53,10 +50,7 @@ def install(recorder: ScriptRecorder, world: CudaWorld, report: Report) -> None:
     _few_checks(recorder)
     parallel.install(recorder, report)
     compiled.install(recorder, world, report)
-    flash_package.install()
-    quantized.install(recorder, report)
-    sharded_models.install(report)
-    triton_kernels.install(recorder, report)
+    packages.install(recorder, report)
     AfterImport(
         dict.fromkeys(("torch.utils.tensorboard.writer", "tensorboardX.writer"), _no_graphs)
     ).install()
