@@ -66,7 +66,9 @@ def copies(recorder: Recorder, name: str, tensors: Sequence[Tensor], last: bool 
     return [recorder.take(size_of(tensor), name) for tensor in tensors if not lies_so(tensor, last)]
 
 
-def copying(*places: int, either: bool = True, then: Any = None) -> Callable[..., Any]:
+def copying(
+    *places: int, either: bool = True, then: Optional[Callable[..., Any]] = None
+) -> Callable[..., Any]:
     """A handler for an operator that copies tensors with gaps while it runs.
 
     `either`: it accepts channels-last tensors without a copy.
@@ -86,7 +88,9 @@ def copying(*places: int, either: bool = True, then: Any = None) -> Callable[...
     return handler
 
 
-def copying_after(gradient: int, *others: int, then: Any = None) -> Callable[..., Any]:
+def copying_after(
+    gradient: int, *others: int, then: Optional[Callable[..., Any]] = None
+) -> Callable[..., Any]:
     """A handler for a backward operator that copies its gradient only after its results have been made."""
 
     def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
