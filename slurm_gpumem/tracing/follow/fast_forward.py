@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.engine.values import is_wrapped
-from slurm_gpumem.tracing.follow.answers import Again, Answer, Leaf, kept_of
-from slurm_gpumem.tracing.follow.growing import Call, GrowingCalls
+from slurm_gpumem.tracing.follow.answers import Again, Answer, Call, GrowingCalls, Leaf, kept_of
 from slurm_gpumem.tracing.follow.model_state import ModelStates, described, kept_by, tensors_in
 from slurm_gpumem.tracing.follow.steps import Steps
 from slurm_gpumem.tracing.script.inference import Inference, Passes
