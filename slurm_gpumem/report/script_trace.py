@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, Dict, List, Protocol, Sequence
 
 from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.estimators.types import Estimate
@@ -19,8 +19,33 @@ _WIDTH = 100
 _SHOWN = 3
 
 
+class Traced(Protocol):
+    """A trace of a command."""
+
+    @property
+    def facts(self) -> Dict[str, Any]: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def changed(self) -> Sequence[str]: ...
+    @property
+    def private(self) -> Dict[str, str]: ...
+
+
+class Running(Protocol):
+    """A command that is traced."""
+
+    place: int
+    """In the queue; 0: it has begun."""
+    at: str
+    training: bool
+    cycles: int
+
+
 def trace_lines(
-    command: str, summary: ModelSummary, traced: Any, estimate: Estimate, shard_mib: int
+    command: str, summary: ModelSummary, traced: Traced, estimate: Estimate, shard_mib: int
 ) -> List[str]:
     """The answer, in a few lines."""
     facts = traced.facts
@@ -42,7 +67,7 @@ def trace_lines(
     return lines
 
 
-def rank_notes(summary: ModelSummary, traced: Any) -> List[str]:
+def rank_notes(summary: ModelSummary, traced: Traced) -> List[str]:
     """How the memory of one of several ranks came to be known."""
     job = summary.trace.job if summary.trace else None
     if job is None or traced.ranks < 2:
@@ -62,7 +87,7 @@ def _peak_text(estimate: Estimate, shard_mib: int) -> str:
     return f"{peak} {estimate.gpu} -> {asked} = {count(shards, 'shard')}"
 
 
-def _seen_text(facts: Any, seconds: float) -> str:
+def _seen_text(facts: Dict[str, Any], seconds: float) -> str:
     if facts["kind"] == "inference":
         passes = count(int(facts["passes"]), "forward pass", "forward passes")
         return f"seen: inference, no training ({passes} in {seconds:.1f} s)"
@@ -74,7 +99,7 @@ def _seen_text(facts: Any, seconds: float) -> str:
     return f"seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else "")
 
 
-def _changed_text(changed: Sequence[str], private: Any) -> str:
+def _changed_text(changed: Sequence[str], private: Dict[str, str]) -> str:
     how = private.get("files", "")
     if how == "landlock":
         return "your files are unchanged: writing outside a scratch directory was refused"
@@ -85,11 +110,11 @@ def _changed_text(changed: Sequence[str], private: Any) -> str:
     return f"your files are unchanged: {count(len(changed), 'file')} went to a private copy ({names}{more})"
 
 
-def shown_on(line: StatusLine) -> Callable[[Any, float], None]:
+def shown_on(line: StatusLine) -> Callable[[Running, float], None]:
     """Shows how far a trace is; in a pipe or a log, once, that it waits."""
     said = False
 
-    def show(state: Any, seconds: float) -> None:
+    def show(state: Running, seconds: float) -> None:
         nonlocal said
         line(_progress_text(state, seconds))
         if state.place and not line.on and not said:
@@ -99,11 +124,11 @@ def shown_on(line: StatusLine) -> Callable[[Any, float], None]:
     return show
 
 
-def _waiting_text(state: Any) -> str:
+def _waiting_text(state: Running) -> str:
     return f"waiting for other traces on this machine, place {state.place} of yours in the queue"
 
 
-def _progress_text(state: Any, seconds: float) -> str:
+def _progress_text(state: Running, seconds: float) -> str:
     """One line while it runs."""
     if state.place:
         return clipped(f"{_waiting_text(state)}, {seconds:.0f} s", _WIDTH)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from torch import Tensor
 from slurm_gpumem.summaries.trace_types import Convolution
 from slurm_gpumem.tracing.cuda.layouts import channels_last, copies, laid_out, lies_so, size_of
 from slurm_gpumem.tracing.cuda.reductions import long_sum
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -27,7 +30,7 @@ _NO_CHANNELS = (
 )
 
 
-def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     data, weight = args[:2]
     last = _last(data, weight)
     made = copies(recorder, FORWARD, [data], last)
@@ -46,7 +49,7 @@ def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _convolution_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _convolution_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients are computed one after the other: input, weight, bias."""
     gradient, data, weight = args[:3]
     options, wanted = args[4:10], args[10]
@@ -61,12 +64,13 @@ def _convolution_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> A
         whole.append(recorder.take(size_of(gradient), BACKWARD))
         again = False
     for index, call in enumerate(("input", "weight")):
-        if result[index] is None:
+        found = result[index]
+        if found is None:
             continue
         own = []
         if again and call == "weight":
             own.append(recorder.take(size_of(gradient), BACKWARD))
-        recorder.note(result[index], BACKWARD)
+        recorder.note(found, BACKWARD)
         if call == "input":
             own += copies(recorder, BACKWARD, [weight], last) if last else []
             own += [recorder.take(size_of(gradient), BACKWARD)] if again else []

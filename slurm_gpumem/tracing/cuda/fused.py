@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, FrozenSet, List, Optional, Tuple
 
 import torch
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 MOST_READS = 4
 """Inputs of an elementwise result that several kernels use, up to which each of them computes it again
@@ -168,7 +171,7 @@ def _alike(one: Node, other: Node) -> bool:
 class Fused:
     """Runs a graph by its plan, on tensors without values; `recorder` notes what is in memory."""
 
-    def __init__(self, module: Any, recorder: Any, keeps: Callable[[Node], bool]) -> None:
+    def __init__(self, module: Any, recorder: ScriptRecorder, keeps: Callable[[Node], bool]) -> None:
         self._module, self._recorder = module, recorder
         self._plan = plan(module.graph, keeps)
         self._boxed_call = True

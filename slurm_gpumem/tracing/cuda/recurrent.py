@@ -6,12 +6,15 @@ gradients of input and states, then those of all weights in one buffer, each tog
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.recurrent_sizes import GATES, Network
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 _HALF = (torch.float16, torch.bfloat16)
 NAME = "cudnn::rnn"
@@ -23,7 +26,7 @@ class _Recurrent(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        recorder: Any,
+        recorder: Recorder,
         network: Network,
         data: Tensor,
         *others: Optional[Tensor],
@@ -79,7 +82,7 @@ class _Recurrent(torch.autograd.Function):
         return (None, None, into, *kept, *parts)
 
 
-def note_kernels(recorder: Any, network: Network, dtype: torch.dtype) -> None:
+def note_kernels(recorder: Recorder, network: Network, dtype: torch.dtype) -> None:
     """A small product for each step, layer and direction; two of them in the backward pass."""
     wide = GATES[network.mode] * network.hidden
     for layer in range(network.layers):
@@ -93,7 +96,7 @@ def note_kernels(recorder: Any, network: Network, dtype: torch.dtype) -> None:
         recorder.kernels.add((recorder.phase, recorder.step), "rnn", sizes, moved, name, count)
 
 
-def recurrent_kernels(recorder: Any) -> Dict[str, Callable[..., Any]]:
+def recurrent_kernels(recorder: Recorder) -> Dict[str, Callable[..., Any]]:
     """Kernels for meta tensors, by the operator's name."""
 
     def padded(mode: str) -> Callable[..., Any]:
@@ -141,7 +144,7 @@ def recurrent_kernels(recorder: Any) -> Dict[str, Callable[..., Any]]:
 
 
 def _run(
-    recorder: Any,
+    recorder: Recorder,
     mode: str,
     data: Tensor,
     hidden: Any,

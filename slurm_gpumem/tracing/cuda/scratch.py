@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from slurm_gpumem.tracing.cuda.layouts import copying, size_of
 from slurm_gpumem.tracing.engine.memo import call
 from slurm_gpumem.tracing.engine.values import value_of
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _ATOMIC_TOKENS = 3072
@@ -33,7 +36,7 @@ def _oversized(shape: Tuple[int, ...], numel: int, like: Tensor) -> Tensor:
     return storage.as_strided(shape, strides[::-1])
 
 
-def _mean_of_differences(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _mean_of_differences(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The loss is one number in a storage that was made for all of them."""
     data, target = args[:2]
     reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
@@ -47,7 +50,7 @@ def _mean_of_differences(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
     return result
 
 
-def _binary_cross_entropy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _binary_cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Each element's loss and its logarithm, before they are summed."""
     name = func._schema.name
     losses = [recorder.take(size_of(args[0]), name) for _ in range(2)]
@@ -58,7 +61,7 @@ def _binary_cross_entropy(recorder: Any, func: Any, args: Any, kwargs: Any) -> A
     return result
 
 
-def _logsumexp(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _logsumexp(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     name = func._schema.name
     recorder.note(result, name)
@@ -69,7 +72,7 @@ def _logsumexp(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _roll(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """One dimension after the other."""
     data = args[0]
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
@@ -81,7 +84,7 @@ def _roll(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _unfold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _unfold(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A result as large as the input is allocated first, found too small and allocated again."""
     small = recorder.take(size_of(args[0]), "aten::im2col")
     result = func(*args, **kwargs)
@@ -90,7 +93,7 @@ def _unfold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _fold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _fold(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The result is in a storage as large as the input."""
     result = func(*args, **kwargs)
     if result.device.type != "meta" or result.numel() >= args[0].numel():
@@ -98,7 +101,7 @@ def _fold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return _oversized(tuple(result.shape), int(args[0].numel()), result)
 
 
-def _sort(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _sort(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Long rows are sorted beside their results (ATen's SortStable.cu): numbers, and where each was."""
     result, data, name = func(*args, **kwargs), args[0], func._schema.name
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
@@ -121,7 +124,7 @@ def _sort(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _trilinear(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _trilinear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Of three factors the first two are multiplied first (`nn.Bilinear`; ATen's Linear.cpp).
 
     One place along the unrolled dimension after the other. What the third factor has too is summed later:
@@ -151,14 +154,14 @@ def _expanded(data: Tensor, places: Any) -> List[int]:
     return sizes
 
 
-def _embedding_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _embedding_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     gradient, tokens, rows = args[:3]
     if int(tokens.numel()) <= _ATOMIC_TOKENS:
         return func(*args, **kwargs)
     return _sum_by_token(recorder, func, args, kwargs, (tokens, int(rows), int(gradient.shape[-1])))
 
 
-def _bag_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _bag_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     gradient, tokens, rows = (
         args[0],
         args[1],
@@ -167,7 +170,9 @@ def _bag_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return _sum_by_token(recorder, func, args, kwargs, (tokens, int(rows), int(gradient.shape[-1])))
 
 
-def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple[Tensor, int, int]) -> Any:
+def _sum_by_token(
+    recorder: Recorder, func: Any, args: Any, kwargs: Any, sizes: Tuple[Tensor, int, int]
+) -> Any:
     """Tokens are sorted, and their gradients summed in parts before they are written."""
     tokens, rows, width = sizes
     count, name = int(tokens.numel()), func._schema.name
@@ -188,7 +193,7 @@ def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple
     return result
 
 
-def sorted_sum(recorder: Any, name: str, data: Tensor, indices: Any, values: Tensor) -> List[int]:
+def sorted_sum(recorder: Recorder, name: str, data: Tensor, indices: Any, values: Tensor) -> List[int]:
     """Blocks of `index_put_` that sums, while it runs (ATen's index_put_with_sort_kernel).
 
     Values that lie apart, or are fewer than the places, are copied; so is the target where the indices are
@@ -208,7 +213,7 @@ def sorted_sum(recorder: Any, name: str, data: Tensor, indices: Any, values: Ten
     return [*made, *(recorder.take(count * _INDEX, name) for _ in range(3))]
 
 
-def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _group_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Scale and shift of each channel of each sample."""
     result = call(func, args, kwargs)
     name = func._schema.name
@@ -218,7 +223,7 @@ def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _group_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _group_norm_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     result = call(func, args, kwargs)
     name = func._schema.name
     recorder.note_result(result, name)
@@ -226,14 +231,14 @@ def _group_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
     return result
 
 
-def _per_channel(recorder: Any, name: str, count: int, data: Tensor) -> None:
+def _per_channel(recorder: Recorder, name: str, count: int, data: Tensor) -> None:
     """This many blocks with one number for each channel of each sample."""
     size = int(data.shape[0]) * int(data.shape[1]) * 4
     for number in reversed([recorder.take(size, name) for _ in range(count)]):
         recorder.drop(number)
 
 
-def _grouped_product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Products of groups of rows (mixtures of experts); meta tensors support them in bfloat16 only."""
     first, second = args[:2]
     if first.device.type != "meta":
@@ -247,7 +252,7 @@ def _grouped_product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return first.new_empty(shape)
 
 
-def _ctc(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _ctc(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """The loss of each sequence, and the table of all paths through it, which the backward pass needs."""
     scores, targets = args[:2]
     if scores.device.type != "meta":
@@ -259,7 +264,7 @@ def _ctc(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return scores.new_empty(rows), scores.new_empty(rows, steps, 2 * longest + 1)
 
 
-def _ctc_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _ctc_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].device.type != "meta":
         return func(*args, **kwargs)
     result = torch.empty_like(args[1])

@@ -6,7 +6,7 @@ Meta tensors have no numbers. Known ones are given (see `values`), others are ma
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from slurm_gpumem.tracing.cuda.sparse_products import parts_of, sparse_on_cpu, s
 from slurm_gpumem.tracing.engine.mask_statistics import are_chances, choices_of, may_be_whole, share_of
 from slurm_gpumem.tracing.engine.value_checks import loop_answer, wanted
 from slurm_gpumem.tracing.engine.values import give, is_wrapped, made_up_numbers, value_of
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _REPEATED = 4093
@@ -70,7 +73,7 @@ def _different(count: int, kind: torch.dtype) -> Tensor:
     return some.to(kind).repeat(-(-count // _REPEATED))[:count]
 
 
-def _to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     source, device, waits = args[0], kwargs.get("device"), not kwargs.get("non_blocking")
     if source.layout != torch.strided and (device or source.device).type == "meta":
         return sparse_on_meta(source, kwargs.get("dtype"))
@@ -88,7 +91,7 @@ def _to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
-def _copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[:2]
     waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
     if target.device.type == "meta":
@@ -100,7 +103,9 @@ def _copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _between(recorder: Any, func: Any, target: Tensor, source: Tensor, *, fresh: bool, waits: bool) -> None:
+def _between(
+    recorder: Recorder, func: Any, target: Tensor, source: Tensor, *, fresh: bool, waits: bool
+) -> None:
     """A copy between CPU and GPU moves one piece: a tensor with gaps is put together on the GPU first.
 
     A `fresh` target lies as its source does. Types are converted on the CPU, or on the GPU if nobody waits
@@ -121,7 +126,7 @@ def _between(recorder: Any, func: Any, target: Tensor, source: Tensor, *, fresh:
         recorder.workspace(on_gpu.numel() * on_gpu.element_size(), func._schema.name)
 
 
-def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _truth(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`torch.equal`, `is_nonzero`: a Python truth of tensors whose numbers are not known."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     if all(tensor.device.type != "meta" for tensor in tensors):
@@ -140,7 +145,7 @@ def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return loop_answer(recorder, recorder.guess.truth)
 
 
-def _split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _split(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Pieces whose sizes were read from the GPU: where made-up ones do not add up, about equal pieces do."""
     data, sizes = args[:2]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
@@ -150,7 +155,7 @@ def _split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, sizes, dim)
 
 
-def _pack(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _pack(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """Sequences of lengths that were read from the GPU: made-up ones become the longest that there may be.
 
     A whole number that is made up is zero or one; that all of several steps are padding is never meant.
@@ -165,12 +170,12 @@ def _pack(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, lengths, batch_first)
 
 
-def _left_aligned(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _left_aligned(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A transformer in evaluation asks whether it may leave out what is padded: no, it has all of it."""
     return func(*args, **kwargs) if args[0].device.type != "meta" else False
 
 
-def _unscale(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _unscale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """GradScaler divides the gradients in place and looks for infinities, of which there are none."""
     if args[0] and args[0][0].device.type != "meta":
         return func(*args, **kwargs)
@@ -178,7 +183,7 @@ def _unscale(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return None
 
 
-def _update_scale(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _update_scale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].device.type != "meta":
         return func(*args, **kwargs)
     return args[0]

@@ -8,9 +8,12 @@ For the same reason no part of it is left out then (`script.fast_forward`).
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List
 
 import torch.utils.checkpoint as checkpointing
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 _INSIDE = ("_checkpoint_without_reentrant_generator", "CheckpointFunction")
 """What torch's checkpoint() looks up at each call, by whichever name the model imported it."""
@@ -19,7 +22,7 @@ Replaced = Callable[[Any], Any]
 
 
 @contextmanager
-def checkpointing_seen(recorder: Any) -> Iterator[List[str]]:
+def checkpointing_seen(recorder: Recorder) -> Iterator[List[str]]:
     """A list that has something in it once the model's code has checkpointed activations."""
     seen: List[str] = []
     before = {name: getattr(checkpointing, name) for name in _INSIDE if hasattr(checkpointing, name)}
@@ -31,7 +34,7 @@ def checkpointing_seen(recorder: Any) -> Iterator[List[str]]:
             setattr(checkpointing, name, real)
 
 
-def install(recorder: Any, saw: Callable[[], None]) -> None:
+def install(recorder: Recorder, saw: Callable[[], None]) -> None:
     """From now on each checkpoint is told to `saw`, and guesses are the same in it when it is run again."""
 
     def replaced(function: Any) -> Any:
@@ -43,7 +46,7 @@ def install(recorder: Any, saw: Callable[[], None]) -> None:
             setattr(checkpointing, name, _noticed(recorder, getattr(checkpointing, name), replaced))
 
 
-def _with_its_guesses(recorder: Any, function: Any) -> Any:
+def _with_its_guesses(recorder: Recorder, function: Any) -> Any:
     """The function, with guesses that begin where they stand now; a first call moves them on as ever."""
     shares, guess = recorder.shares, recorder.guess
     first = (shares.count, guess.reads)
@@ -59,7 +62,7 @@ def _with_its_guesses(recorder: Any, function: Any) -> Any:
     return run
 
 
-def _whole(recorder: Any, function: Any) -> Any:
+def _whole(recorder: Recorder, function: Any) -> Any:
     """The function, which says while it runs that something is computed again."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -72,7 +75,7 @@ def _whole(recorder: Any, function: Any) -> Any:
     return run
 
 
-def _noticed(recorder: Any, real: Any, replaced: Replaced) -> Any:
+def _noticed(recorder: Recorder, real: Any, replaced: Replaced) -> Any:
     if isinstance(real, type):
 
         class Noticed(real):  # type: ignore[misc]

@@ -35,7 +35,7 @@ _OWN = ("aten", "prim", "prims", "profiler")
 _SIGNS = ("fake impl", "meta kernel", "'meta' backend", "meta tensors", "not implemented")
 
 
-def assumed(recorder: Any, func: Any, args: Any, error: BaseException) -> Any:
+def assumed(recorder: Recorder, func: Any, args: Any, error: BaseException) -> Any:
     """Tensors like the operator's first input; its error where it failed for another reason."""
     tensors = [value for value in args if isinstance(value, Tensor)]
     returns = func._schema.returns

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.tracing.engine.value_checks import loop_answer, wanted
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 
@@ -32,6 +35,10 @@ class Guess:
     reads: int = 0
     worse: bool = False
     """Whether numbers are greater than all others: scores of a model that is smaller than one before it."""
+
+    def turn(self, smaller: bool) -> None:
+        """A model is trained; a search that goes on with the best of its models takes the largest."""
+        self.worse = smaller
 
     def next_number(self) -> float:
         """A number for one that is not known: ever less, as losses fall and never repeat.
@@ -297,7 +304,7 @@ def _forget(outputs: Any) -> None:
                 setattr(value.untyped_storage(), _LOST, True)
 
 
-def made_up_numbers(recorder: Any, tensor: Tensor) -> None:
+def made_up_numbers(recorder: Recorder, tensor: Tensor) -> None:
     """Code reads numbers that nobody knows; whole ones, inside of a layer, are often sizes."""
     recorder.guess.numbers = True
     whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
@@ -311,7 +318,7 @@ def made_up_numbers(recorder: Any, tensor: Tensor) -> None:
         )
 
 
-def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def read(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """`tensor.item()`: the value, or a made-up one: the recorder's guess, or one."""
     tensor = args[0]
     if tensor.device.type != "meta":

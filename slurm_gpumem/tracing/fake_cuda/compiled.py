@@ -20,6 +20,9 @@ from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.cuda.fused import Fused
 from slurm_gpumem.tracing.fake_cuda.streams import FURTHER_STREAM
+from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
+from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 EAGER = (
     "torch.compile: traced as eager PyTorch where the compiler's graph cannot be had; it usually needs less"
@@ -41,8 +44,11 @@ _ENGINE = [
 """Functions that are replaced later, as they are without a trace."""
 
 
-def install(tracer: Any) -> None:
+def install(recorder: ScriptRecorder, world: CudaWorld, report: Report) -> None:
     """Replace it, for the rest of the process's life."""
+
+    def compiled(function: Callable[..., Any], modules: List[nn.Module]) -> _Compiled:
+        return _Compiled(recorder, world, report, function, modules)
 
     def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         by_package = "site-packages" in sys._getframe(1).f_code.co_filename
@@ -51,34 +57,30 @@ def install(tracer: Any) -> None:
         if kwargs.get("disable") or not callable(model):
             return model
         if kwargs.get("mode") in _GRAPHS:
-            tracer.recorder.once("stream", FURTHER_STREAM, "stream")
+            recorder.once("stream", FURTHER_STREAM, "stream")
         if isinstance(model, nn.Module):
-            return _of_module(tracer, model)
-        return model if by_package else _of_function(tracer, model)  # packages decorate what nobody may call
+            return _of_module(compiled, model)
+        return model if by_package else compiled(model, [])  # packages decorate what nobody may call
 
     torch.compile = compile
     if hasattr(torch, "compiler") and hasattr(torch.compiler, "cudagraph_mark_step_begin"):
         torch.compiler.cudagraph_mark_step_begin = lambda: None
 
     def in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        _of_module(tracer, self)
+        _of_module(compiled, self)
 
     nn.Module.compile = in_place  # type: ignore[method-assign]
 
 
-def _of_module(tracer: Any, model: nn.Module) -> nn.Module:
+def _of_module(compiled: Callable[[Any, List[nn.Module]], Any], model: nn.Module) -> nn.Module:
     if "_orig_mod" in vars(model):
         return model
     plain = object.__new__(type(model))  # with the same weights; not itself, which has no end
     vars(plain).update(vars(model))
     vars(model)["_orig_mod"] = plain
     inner: Any = model.module if type(model).__name__.endswith("DataParallel") else model
-    vars(inner)["forward"] = _Compiled(tracer, inner.forward, [inner])
+    vars(inner)["forward"] = compiled(inner.forward, [inner])
     return model
-
-
-def _of_function(tracer: Any, function: Any) -> Any:
-    return _Compiled(tracer, function, [])
 
 
 class _Compiled:
@@ -87,8 +89,16 @@ class _Compiled:
     at_work = False
     """Inside of another one, which is traced as a whole."""
 
-    def __init__(self, tracer: Any, function: Callable[..., Any], modules: List[nn.Module]) -> None:
-        self._tracer, self._function, self._modules = tracer, function, modules
+    def __init__(
+        self,
+        recorder: ScriptRecorder,
+        world: CudaWorld,
+        report: Report,
+        function: Callable[..., Any],
+        modules: List[nn.Module],
+    ) -> None:
+        self._recorder, self._world, self._report = recorder, world, report
+        self._function, self._modules = function, modules
         self._graphs: Dict[Any, Any] = {}
         self._told = False
         owner = type(modules[0]) if modules else function
@@ -110,13 +120,13 @@ class _Compiled:
         graph = self._graphs.get(key)
         if graph is None:
             if not self._told:
-                self._tracer.note(f"{EAGER} ({self.__name__})")
+                self._report.note(f"{EAGER} ({self.__name__})")
             self._told = True
             return self._function(*args, **kwargs)
         return graph(state, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
 
     def _key(self, leaves: List[Any], spec: Any, modules: List[nn.Module]) -> Any:
-        half = self._tracer.recorder.half()
+        half = self._recorder.half()
         trained = tuple((id(m), m.training, tuple(p.requires_grad for p in m.parameters())) for m in modules)
         return (torch.is_grad_enabled(), half, trained, str(spec), tuple(_described(leaf) for leaf in leaves))
 
@@ -132,7 +142,7 @@ class _Compiled:
         except ImportError:  # an older PyTorch
             return None
         _composites_on_meta()
-        recorder, world = self._tracer.recorder, self._tracer.world
+        recorder, world = self._recorder, self._world
 
         def plain(states: List[Dict[str, Tensor]], tensors: List[Tensor]) -> Any:
             given = iter(tensors)
@@ -157,7 +167,7 @@ class _Compiled:
         )
         before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
         try:
-            with _nothing_traced(self._tracer):
+            with _nothing_traced(recorder):
                 function(state, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
         except Exception:  # noqa: BLE001 - whatever the compiler's tracing does not take runs eagerly
             return None
@@ -207,11 +217,10 @@ def _belongs_to_others(node: Node) -> bool:
 
 
 @contextmanager
-def _nothing_traced(tracer: Any) -> Iterator[None]:
+def _nothing_traced(recorder: ScriptRecorder) -> Iterator[None]:
     """Inside, PyTorch's own tracing is alone with the tensors, and nothing is noted."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    recorder = tracer.recorder
     autocast = recorder._autocast
     modes = []
     while _get_current_function_mode_stack():

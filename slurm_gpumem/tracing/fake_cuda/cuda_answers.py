@@ -10,9 +10,16 @@ from typing import Any, Callable, Dict, Iterator, Protocol, Tuple
 
 import torch
 
-from slurm_gpumem.tracing.fake_cuda.generators import Generator
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.fake_cuda.world import CUDA, LEGACY, CudaWorld, LegacyType, is_cuda, is_number
+from slurm_gpumem.tracing.fake_cuda.world import (
+    CUDA,
+    LEGACY,
+    CudaWorld,
+    Generator,
+    LegacyType,
+    is_cuda,
+    is_number,
+)
 from slurm_gpumem.tracing.script.launchers import Gpus
 
 

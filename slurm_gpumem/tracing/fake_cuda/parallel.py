@@ -1,30 +1,37 @@
-"""Wrappers around a model for data parallel training on several GPUs: each is the model itself."""
+"""Training on several GPUs: wrappers around a model for data parallel training are the model itself."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import Any, Dict, Iterator, List
+from functools import partial
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import _functions
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.summaries.trace_types import BUCKET, BUCKET_CAP, ddp_buckets
-from slurm_gpumem.tracing.fake_cuda import between_gpus, process_group
+from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.fake_cuda import process_group
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import Nothing
 from slurm_gpumem.tracing.fake_cuda.process_group import Nccl
 from slurm_gpumem.tracing.script import launchers
+from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.training_names import sharded
 
 _REBUILT_IN = 2
 """The pass that makes DDP's one first bucket into several."""
 
 
-def install(tracer: Any) -> None:
+def install(recorder: Recorder, report: Report) -> None:
     """Replace them, for the rest of the process's life."""
-    launchers.install(tracer)
-    between_gpus.install()
-    if not process_group.install(tracer):
+    _end_where_sharded(report)
+    launchers.install(report)
+    _install_copies()
+    if not process_group.install(recorder, report):
         return
     from torch.nn import parallel
 
@@ -37,13 +44,15 @@ def install(tracer: Any) -> None:
 
     module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
 
-    DistributedDataParallel.tracer = DataParallel.tracer = tracer
+    DistributedDataParallel.recorder = recorder
+    DistributedDataParallel.report = DataParallel.report = report
 
 
 class DistributedDataParallel(nn.Module):
     """The model itself; its buckets are one more copy of the gradients."""
 
-    tracer: Any = None
+    recorder: Recorder
+    report: Report
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -70,7 +79,7 @@ class DistributedDataParallel(nn.Module):
         self._buckets = []
         self._buckets = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
         for bucket in self._buckets:
-            block = Nccl.recorder.block_of(bucket)
+            block = self.recorder.block_of(bucket)
             if block is not None:
                 block.operator, block.category = BUCKET, "gradients"
 
@@ -94,7 +103,7 @@ class DistributedDataParallel(nn.Module):
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """What it makes of the buckets is not seen."""
-        self.tracer.note(f"DDP's hook {getattr(hook, '__name__', 'of its own')} may need buffers of its own")
+        self.report.note(f"DDP's hook {getattr(hook, '__name__', 'of its own')} may need buffers of its own")
 
     def _get_ddp_logging_data(self) -> Dict[str, Any]:
         """Lightning asks for it."""
@@ -127,7 +136,7 @@ class _Gathered(torch.autograd.Function):
 class DataParallel(nn.Module):
     """The first GPU of several, which holds most: its part of the batch, and the outputs of all."""
 
-    tracer: Any = None
+    report: Report
 
     def __init__(self, module: nn.Module, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -137,8 +146,8 @@ class DataParallel(nn.Module):
         if self._gpus == 1:
             module.to("cuda")
         if self._gpus > 1:
-            self.tracer.used_gpus(self._gpus)
-            self.tracer.note(
+            self.report.used_gpus(self._gpus)
+            self.report.note(
                 f"DataParallel on {self._gpus} GPUs: the first one holds most, and is traced; "
                 "the gradients that the others send it are not counted"
             )
@@ -169,3 +178,140 @@ class DataParallel(nn.Module):
             return self.module(*args, **kwargs)
         found = self.module(*pytree.tree_map(scattered, args), **pytree.tree_map(scattered, kwargs))
         return pytree.tree_map(gathered, found)
+
+
+# Copies between GPUs by `torch.nn.parallel` and `torch.cuda.comm`, where the only GPU is the one that is
+# traced: `replicate`, `scatter` and `gather` of scripts that wrap no model in DataParallel. PyTorch's own
+# (torch/csrc/cuda/comm.cpp) want tensors on a GPU, and are not in builds without CUDA.
+
+
+def _install_copies() -> None:
+    """Replace what is in PyTorch's core, for the rest of the process's life."""
+    for name, ours in _OURS.items():
+        setattr(torch._C, name, _for_one(name, ours, getattr(torch._C, name, None)))
+    real: Any = _functions.Scatter.forward
+    _functions.Scatter.forward = staticmethod(_scattering(real))  # type: ignore[method-assign]
+
+
+def _for_one(name: str, ours: Callable[..., Any], real: Any) -> Callable[..., Any]:
+    """Ours for one GPU; of several, only one is traced."""
+
+    def on_one(tensors: Any, devices: Any, *args: Any) -> Any:
+        if len(devices) == 1:
+            return ours(tensors, *args)
+        if real is None:
+            raise RuntimeError(f"torch._C.{name}: a trace has one GPU, and {len(devices)} are named")
+        return real(tensors, devices, *args)
+
+    return ours if ours is _gather else on_one
+
+
+def _broadcast(tensor: Tensor) -> List[Tensor]:
+    return [tensor.cuda()]
+
+
+def _broadcast_coalesced(tensors: Sequence[Tensor], buffer_size: int) -> List[List[Tensor]]:
+    """The tensors themselves; they are still put together into buffers, as if others were to get them."""
+    for group in _groups(tensors, buffer_size):
+        flat = [one.contiguous().view(-1) for one in group]
+        if len(flat) > 1:
+            torch.cat(flat)
+    return [list(tensors)]
+
+
+def _groups(tensors: Sequence[Tensor], size: int) -> Iterator[List[Tensor]]:
+    """Tensors of one type that are sent together: a group ends with the one that makes it large enough."""
+    waiting: Dict[torch.dtype, List[Tensor]] = {}
+    for one in tensors:
+        group = waiting.setdefault(one.dtype, [])
+        group.append(one)
+        if sum(each.numel() * each.element_size() for each in group) >= size:
+            yield waiting.pop(one.dtype)
+    yield from waiting.values()
+
+
+def _scattering(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What comes from the CPU is copied on a stream of its own; PyTorch's asks for that of a real GPU."""
+    streams: List[Any] = []
+
+    def forward(ctx: Any, target_gpus: Any, chunk_sizes: Any, dim: int, data: Tensor) -> Any:
+        if len(target_gpus) != 1 or data.device.type != "cpu":
+            return real(ctx, target_gpus, chunk_sizes, dim, data)
+        ctx.dim, ctx.input_device = dim, -1
+        if not streams:
+            streams.append(torch.cuda.Stream())
+        with torch.cuda.stream(streams[0]):
+            return _scatter(data, chunk_sizes, dim, None)
+
+    return forward
+
+
+def _scatter(tensor: Tensor, chunk_sizes: Any, dim: int, streams: Any) -> Tuple[Tensor, ...]:
+    """A view of all of it, or its copy from the CPU."""
+    return (tensor.chunk(1, dim)[0].to("cuda", non_blocking=True),)
+
+
+def _gather(tensors: Sequence[Tensor], dim: int, destination: Any) -> Tensor:
+    """A copy, of a single tensor too."""
+    return torch.cat([one.cpu() for one in tensors] if destination == -1 else list(tensors), dim)
+
+
+_OURS: Dict[str, Callable[..., Any]] = {
+    "_broadcast": _broadcast,
+    "_broadcast_coalesced": _broadcast_coalesced,
+    "_scatter": _scatter,
+    "_gather": _gather,
+}
+
+
+# Where a script shards or offloads its model the trace ends: one process does not show its peak.
+
+
+_FSDP = sharded("FSDP")
+_FSDP_NAMES = ("FullyShardedDataParallel", "fully_shard")
+_SHARDING = {
+    "torch.distributed.fsdp": (_FSDP, _FSDP_NAMES),
+    "torch.distributed.fsdp.fully_sharded_data_parallel": (_FSDP, _FSDP_NAMES),
+    "torch.distributed._composable.fsdp": (_FSDP, _FSDP_NAMES),
+    "torch.distributed.tensor.parallel": (sharded("tensor parallelism"), ("parallelize_module",)),
+    "torch.distributed.tensor.parallel.api": (sharded("tensor parallelism"), ("parallelize_module",)),
+    "torch.distributed.pipelining": (sharded("a pipeline"), ("pipeline", "PipelineStage")),
+    "torch.distributed.optim": (sharded("ZeroRedundancyOptimizer"), ("ZeroRedundancyOptimizer",)),
+    "deepspeed": (sharded("DeepSpeed"), ("initialize", "PipelineModule")),
+    "deepspeed.runtime.zero.partition_parameters": (sharded("DeepSpeed"), ("Init",)),
+}
+"""By module: what its functions and classes do to a model."""
+_OFFLOADED = "it keeps part of its model on the CPU (accelerate)"
+
+
+def _end_where_sharded(report: Report) -> None:
+    """Wait for the modules."""
+    actions = {name: partial(_end_at, report, *what) for name, what in _SHARDING.items()}
+    AfterImport({**actions, "accelerate.hooks": partial(_end_at_offload, report)}).install()
+
+
+def _end_at(report: Report, why: str, names: Tuple[str, ...], module: Any) -> None:
+    def end(*args: Any, **kwargs: Any) -> None:
+        report.not_estimated(why)
+
+    for name in names:
+        found = getattr(module, name, None)
+        if isinstance(found, type):
+            # The class itself stays: libraries ask whether a model is one.
+            found.__init__ = end  # type: ignore[misc]
+        elif found is not None:
+            setattr(module, name, end)
+
+
+def _end_at_offload(report: Report, module: Any) -> None:
+    kind = getattr(module, "AlignDevicesHook", None)
+    if kind is None:
+        return
+    real = kind.init_hook
+
+    def init_hook(hook: Any, *args: Any, **kwargs: Any) -> Any:
+        if hook.offload:
+            report.not_estimated(_OFFLOADED)
+        return real(hook, *args, **kwargs)
+
+    kind.init_hook = init_hook

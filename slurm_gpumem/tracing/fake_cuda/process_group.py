@@ -7,11 +7,12 @@ part, what is gathered are copies of it. Other ranks of the script wait until th
 from __future__ import annotations
 
 import os
-import time
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from slurm_gpumem.summaries.trace_types import NCCL, NCCL_FIRST_GROUP, NCCL_FURTHER_GROUP
+from slurm_gpumem.tracing.engine.recorder import Recorder
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import Nothing
+from slurm_gpumem.tracing.script.report_folder import Report, wait_for_the_end
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce", "barrier", "monitored_barrier", "broadcast_object_list")
 _BY_BACKEND = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
@@ -20,7 +21,7 @@ _BY_BACKEND = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter", 
 """What PyTorch's fake backend takes."""
 
 
-def install(tracer: Any) -> bool:
+def install(recorder: Recorder, report: Report) -> bool:
     """Replace it, for the rest of the process's life; False where this PyTorch has no groups."""
     try:
         import torch.distributed as dist
@@ -33,17 +34,17 @@ def install(tracer: Any) -> bool:
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         if _number(args, kwargs, 4, "rank") > 0:
-            _wait_for_the_end()
+            wait_for_the_end()  # a rank that is not traced: it would wait for the others, too
         asked = _number(args, kwargs, 3, "world_size")
         ranks = asked if asked > 0 else max(1, int(os.environ.get("WORLD_SIZE") or 1))
-        tracer.asked_ranks(ranks)
+        report.asked_ranks(ranks)
         if not dist.is_initialized():
             real("fake", rank=0, world_size=ranks, store=FakeStore())
         Nccl.backend = str(args[0] if args else kwargs.get("backend") or "nccl")
         if kwargs.get("device_id") is not None:
             Nccl.at_work()
 
-    Nccl.recorder = tracer.recorder
+    Nccl.recorder = recorder
     dist.init_process_group = init_process_group
     with_values = {
         **dict.fromkeys(_IN_PLACE, lambda *args, **kwargs: None),
@@ -87,12 +88,6 @@ def _number(args: Any, kwargs: Any, place: int, name: str) -> int:
     return int(args[place] if len(args) > place else kwargs.get(name, -1))
 
 
-def _wait_for_the_end() -> None:
-    """In a rank that is not traced: it would wait for the others, too."""
-    while True:
-        time.sleep(3600)
-
-
 def _is_group(value: Any) -> bool:
     import torch.distributed as dist
 
@@ -102,14 +97,15 @@ def _is_group(value: Any) -> bool:
 class Nccl:
     """The library's memory."""
 
-    recorder: Any = None
+    recorder: Optional[Recorder] = None
     backend = ""
 
     @staticmethod
     def at_work(group: Any = None) -> None:
         """A group communicates: the first time, NCCL allocates its buffers."""
-        if "nccl" not in Nccl.backend:
+        recorder = Nccl.recorder
+        if "nccl" not in Nccl.backend or recorder is None:
             return
-        Nccl.recorder.once(NCCL, NCCL_FIRST_GROUP, NCCL)
+        recorder.once(NCCL, NCCL_FIRST_GROUP, NCCL)
         if group is not None:
-            Nccl.recorder.once(f"{NCCL} {id(group)}", NCCL_FURTHER_GROUP, NCCL)
+            recorder.once(f"{NCCL} {id(group)}", NCCL_FURTHER_GROUP, NCCL)

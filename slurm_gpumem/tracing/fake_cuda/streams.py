@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import Nothing
+from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 FURTHER_STREAM = 70 << 20
 """What the driver takes, outside of PyTorch's allocator, when work is given to a second stream: 64 to 70 MiB
@@ -16,10 +18,8 @@ MOST_STREAMS = 32
 """PyTorch gives a script's streams out of a pool of this size, one after the other."""
 
 
-def install(tracer: Any) -> None:
+def install(recorder: ScriptRecorder, report: Report) -> None:
     """Replace them, for the rest of the process's life."""
-    recorder = tracer.recorder
-
     numbers = count()
 
     class Stream(Nothing):
@@ -63,7 +63,7 @@ def install(tracer: Any) -> None:
 
     def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
         """The model itself: what it allocates is about what its graphs keep."""
-        tracer.note(
+        report.note(
             "make_graphed_callables is traced as the model itself. Its graphs keep their memory also while "
             "it is evaluated, or while other models run: that comes on top"
         )

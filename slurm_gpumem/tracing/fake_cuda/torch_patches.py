@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import nn
@@ -12,19 +11,16 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._contextlib import _DecoratorContextManager
 
-from slurm_gpumem.tracing.engine import recomputed
 from slurm_gpumem.tracing.fake_cuda import (
     compiled,
-    flash_package,
+    packages,
     parallel,
-    quantized,
-    sharded_models,
-    triton_kernels,
 )
-from slurm_gpumem.tracing.fake_cuda.world import CUDA, is_cuda, plain
-from slurm_gpumem.tracing.follow import epochs, longest_batch, loop_skipper, random_batch_sizes
-from slurm_gpumem.tracing.script import foreign_files, workers
+from slurm_gpumem.tracing.fake_cuda.world import CUDA, CudaWorld, is_cuda
+from slurm_gpumem.tracing.script import workers
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 _PACKAGE = __name__.partition(".")[0]
 _LARGE = 1 << 18
@@ -39,7 +35,7 @@ _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_nor
           "kaiming_normal_", "orthogonal_", "sparse_", "eye_", "dirac_")  # fmt: skip
 
 
-def install(tracer: Any) -> None:
+def install(recorder: ScriptRecorder, world: CudaWorld, report: Report) -> None:
     """Replace them, for the rest of the process's life."""
     _inference_as_no_grad()
     _keep_parameters()
@@ -48,24 +44,13 @@ def install(tracer: Any) -> None:
     _scripted_where_possible()
     _recorded_once()
     _no_large_numbers()
-    _cuda_in_backward(tracer.world)
-    _checkpoints(tracer)
+    _cuda_in_backward(world)
     _loading()
     _few_searches()
-    _few_checks(tracer.recorder)
-    parallel.install(tracer)
-    for package in (
-        random_batch_sizes,
-        compiled,
-        epochs,
-        flash_package,
-        longest_batch,
-        quantized,
-        loop_skipper,
-        sharded_models,
-        triton_kernels,
-    ):
-        package.install(tracer)
+    _few_checks(recorder)
+    parallel.install(recorder, report)
+    compiled.install(recorder, world, report)
+    packages.install(recorder, report)
     AfterImport(
         dict.fromkeys(("torch.utils.tensorboard.writer", "tensorboardX.writer"), _no_graphs)
     ).install()
@@ -88,7 +73,7 @@ def _few_searches() -> None:
     torch.optim.LBFGS.step = step  # type: ignore[method-assign]
 
 
-def _few_checks(recorder: Any) -> None:
+def _few_checks(recorder: ScriptRecorder) -> None:
     """Distributions check their parameters and samples. Without gradients, as in thousands of steps of a
     rollout, they do so only beside clearly more than before: a rollout keeps its steps."""
     kind: Any = torch.distributions.Distribution
@@ -270,7 +255,7 @@ def _no_large_numbers() -> None:
             setattr(nn.init, name, lazily(name, getattr(nn.init, name)))
 
 
-def _cuda_in_backward(world: Any) -> None:
+def _cuda_in_backward(world: CudaWorld) -> None:
     """Python code of a backward pass (custom functions, hooks, what is computed again) meets "cuda" too.
 
     A mode is not at work in what it has handed on, and `loss.backward()` is handed on by it.
@@ -288,30 +273,6 @@ def _cuda_in_backward(world: Any) -> None:
 
     for module in (torch.autograd, torch.autograd.graph):
         setattr(module, name, run_backward)
-
-
-def _checkpoints(tracer: Any) -> None:
-    real = torch.save
-    written: Set[str] = set()
-
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        tracer.steps.saw("checkpoint")
-        path = os.path.abspath(os.fsdecode(f)) if isinstance(f, (str, bytes, os.PathLike)) else ""
-        if path in written and tracer.fast_forward() and os.path.exists(path):
-            return None  # the weights are made up: the file is as good as it was, and takes time to write
-        if path:
-            written.add(path)
-            tracer.unwritten.wrote(path)
-            foreign_files.about_to_write(path)  # PyTorch's C++ opens it
-        return real(obj, f, *args, **kwargs)
-
-    torch.save = save
-    import torch.utils.checkpoint as checkpointing
-
-    recomputed.install(tracer.recorder, lambda: setattr(tracer.steps, "checkpointing", True))
-    # What is computed again is compared with the first time, which was noted where no mode is at work.
-    compared: Dict[str, Any] = getattr(checkpointing, "_allowed_determinism_checks_to_fns", {})
-    compared.update({name: plain(function) for name, function in compared.items()})
 
 
 def _loading() -> None:

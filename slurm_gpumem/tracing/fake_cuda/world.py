@@ -12,9 +12,77 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from slurm_gpumem.tracing.engine.made_up import MadeUp
+from slurm_gpumem.tracing.engine.value_checks import wanted
 from slurm_gpumem.tracing.engine.values import give, small, value_of
-from slurm_gpumem.tracing.fake_cuda.generators import without
+
+# A number that nobody knows: what follows from it by arithmetic is not known either, and passes checks.
+
+
+class MadeUp(float):
+    """A made-up number; `assert error < 1e-5` goes on with it."""
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return float, (float(self),)  # saved as Python's own
+
+
+def _arithmetic(name: str) -> Callable[..., Any]:
+    real = getattr(float, name)
+
+    def of_both(self: MadeUp, *others: Any) -> Any:
+        found = real(self, *others)
+        return MadeUp(found) if type(found) is float else found
+
+    return of_both
+
+
+def _comparison(name: str) -> Callable[..., Any]:
+    real = getattr(float, name)
+
+    def compared(self: MadeUp, other: Any) -> Any:
+        check = wanted() if isinstance(other, (int, float)) else None
+        return real(self, other) if check is None else check
+
+    return compared
+
+
+_TWO = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+for _name in (*(f"__{way}{one}__" for one in _TWO for way in ("", "r")), "__neg__", "__pos__", "__abs__"):
+    setattr(MadeUp, _name, _arithmetic(_name))
+for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+    setattr(MadeUp, _name, _comparison(_name))
+MadeUp.__hash__ = float.__hash__  # type: ignore[method-assign]
+
+
+# `torch.Generator(device="cuda")`: random numbers of a GPU, which have no values here.
+
+
+_REAL: Any = torch.Generator
+
+
+class Generator(_REAL):  # type: ignore[misc]
+    """One of the CPU, that says where it was asked to be."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        made = _REAL.__new__(cls)
+        made.on_gpu = type(device) is int or str(device).startswith("cuda")
+        return made
+
+    def __init__(self, device: Any = "cpu") -> None:
+        super().__init__()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it was asked to be."""
+        return torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
+
+
+def without(kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """The arguments of a function that draws numbers, without a generator of the GPU."""
+    generator = kwargs.get("generator")
+    if getattr(generator, "on_gpu", False):
+        return {name: value for name, value in kwargs.items() if name != "generator"}
+    return kwargs
+
 
 META = torch.device("meta")
 CUDA = torch.device("cuda", 0)
@@ -23,10 +91,10 @@ CUDA = torch.device("cuda", 0)
 class CudaWorld(TorchFunctionMode):
     """Sends what is asked onto "cuda" to the meta device; meta tensors say that they are on "cuda"."""
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: Callable[[Callable[[], Any]], Any] = lambda make: make()) -> None:
         super().__init__()
         self.default_is_cuda = False
-        self.elsewhere: Callable[[Callable[[], Any]], Any] = lambda make: make()
+        self._elsewhere = elsewhere
         """Makes tensors that the script itself asks onto "meta": they take no memory anywhere."""
         self._special = _special_functions()
         self._constructors = set(_device_constructors())
@@ -53,7 +121,7 @@ class CudaWorld(TorchFunctionMode):
         if any(is_cuda(arg) for arg in args):
             args = tuple(META if is_cuda(arg) else arg for arg in args)
         elif to_meta or is_meta(device):
-            return self.elsewhere(lambda: func(*args, **kwargs))
+            return self._elsewhere(lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
 
 

@@ -16,14 +16,19 @@ import opcode
 import sys
 import time
 from collections import deque
-from types import FrameType
-from typing import Any, Deque, Dict, Optional, Set
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, Callable, Deque, Dict, Optional, Set, Tuple
+
+from torch.utils.data import dataloader
 
 from slurm_gpumem.tracing.follow import counters, loops, stages, trainers
 from slurm_gpumem.tracing.follow.fast_forward import SEEN_EVALUATIONS
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
 from slurm_gpumem.tracing.follow.steps import Steps, spent
+from slurm_gpumem.tracing.follow.unwritten import Unwritten
 from slurm_gpumem.tracing.own_code import is_users
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 # How long batches of an evaluation take when models answer as before, and whether there is time for all.
 #
@@ -92,82 +97,175 @@ _MOST_STOPS = 32
 """Of one loop, all epochs together, before the last batch."""
 
 
-def install(tracer: Any) -> None:
-    """Stand before every loader."""
-    from torch.utils.data import dataloader
+@dataclass
+class _Given:
+    """What a script got of one pass over a loader's batches."""
 
-    kind = dataloader._BaseDataLoaderIter
-    real = kind.__next__
-    all_given: Dict[int, int] = {}
-    known: Dict[int, _Counting] = {}
-    """By their loops."""
-    paces: Dict[Any, Pace] = {}
-    to_the_end: Set[int] = set()
-    """Data whose last batch was given."""
+    batches: int = 0
+    number: int = 0
+    """With those that were left out."""
+    left_out: int = 0
+    """Before the last one."""
+    written: int = 0
+    """Files that the script had written when the pass began."""
 
-    not_followed: Set[str] = set()
 
-    def unknown(library: str) -> None:
-        if library not in not_followed:
-            not_followed.add(library)
-            tracer.note(
+class _Epoch:
+    """One pass over a loader's batches, of which PyTorch's iterator keeps most to itself."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self.given: _Given = vars(iterator).setdefault("_gpumem_given", _Given())
+
+    @property
+    def data(self) -> int:
+        """Which data set it goes over."""
+        return id(self._iterator._dataset)
+
+    @property
+    def in_all(self) -> int:
+        """Its batches; 0 where nobody knows."""
+        return batches_of(self._iterator)
+
+    @property
+    def left(self) -> int:
+        """Batches that are still to come; none or less where nobody knows."""
+        return self.in_all - self.given.number
+
+    def leave_out(self, batches: int) -> bool:
+        """Pass over batches; whether its sampler did that in time."""
+        if getattr(self._iterator._dataset, "_gpumem_slow", False):
+            return False
+        until = time.monotonic() + _MOST_S
+        for _ in range(batches):
+            next(self._iterator._sampler_iter)
+            if time.monotonic() > until:
+                self._iterator._dataset._gpumem_slow = True
+                return False
+        return True
+
+    def goes_on(self, left_out: int) -> None:
+        """The next batch is given, after some that were left out."""
+        self.given.batches += 1
+        self.given.number += left_out + 1
+        self.given.left_out = left_out
+
+
+class Epochs:
+    """Stands before every loader."""
+
+    def __init__(
+        self,
+        recorder: ScriptRecorder,
+        steps: Steps,
+        rounds: Rounds,
+        unwritten: Unwritten,
+        repeats: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> None:
+        self._recorder, self._steps, self._rounds = recorder, steps, rounds
+        self._unwritten, self._repeats, self._note = unwritten, repeats, note
+        self._given: Dict[int, int] = {}
+        """Batches of each data set, in all epochs."""
+        self._counting: Dict[int, _Counting] = {}
+        """By their loops."""
+        self._paces: Dict[Tuple[int, Optional[CodeType]], Pace] = {}
+        """By data set and code."""
+        self._to_the_end: Set[int] = set()
+        """Data whose last batch was given."""
+        self._not_followed: Set[str] = set()
+        """Libraries whose trainers count in a way that is not known."""
+
+    def install(self) -> None:
+        """For the rest of the process's life."""
+        kind = dataloader._BaseDataLoaderIter
+        real = kind.__next__
+
+        def following(iterator: Any) -> Any:
+            return self._next(iterator, real, _asking(sys._getframe(1)))
+
+        kind.__next__ = following  # type: ignore[method-assign,assignment]
+
+    def _next(self, iterator: Any, real: Callable[[Any], Any], asking: Optional[FrameType]) -> Any:
+        looping = _loop_of_script(asking)
+        try:
+            self._before(_Epoch(iterator), asking, looping)
+            with self._recorder.loads():
+                return real(iterator)
+        except StopIteration:
+            if looping is not None:
+                self._rounds.epoch_over(looping)
+            raise
+
+    def _before(self, epoch: _Epoch, asking: Optional[FrameType], looping: Optional[FrameType]) -> None:
+        """Leave out batches before the next one, or end the epoch, where it has nothing new to show."""
+        self._rounds.jumped = None
+        given, before, left_out = epoch.given, self._given.get(epoch.data, 0), 0
+        if not given.batches:
+            given.written = self._unwritten.count
+        loop = self._loop_of(epoch, looping)
+        repeats = self._repeats()
+        pace = self._pace_of(epoch, asking)
+        pace.asked(given.batches, repeats)
+        # One more batch of data that was looped over before: an epoch without any is an error to some.
+        least = _LEAST_BATCHES if before - given.batches < _LEAST_BATCHES else 1
+        may_end = repeats and given.batches >= least and _may_end(asking)
+        if may_end and not pace.allows(given.batches, epoch.left):
+            left_out = self._pass_over(epoch, asking, looping, loop)
+            self._rounds.jumped = (given.number, left_out)
+        epoch.goes_on(left_out)
+        self._given[epoch.data] = before + 1
+
+    def _loop_of(self, epoch: _Epoch, looping: Optional[FrameType]) -> Optional[_Counting]:
+        """The script's own loop that gets the batch, and has counted what it did with those before."""
+        loop = None if looping is None else loops.loop_over(looping)
+        if loop is None or looping is None:
+            return None
+        self._rounds.fed.add(loop.node)
+        found = self._counting.setdefault(id(loop.node), _Counting(loop))
+        found.measured.look(loop, looping, again=not epoch.given.batches or epoch.given.left_out > 0)
+        return found
+
+    def _pace_of(self, epoch: _Epoch, asking: Optional[FrameType]) -> Pace:
+        place = (epoch.data, asking.f_code if asking is not None else None)
+        return self._paces.setdefault(place, Pace(self._steps))
+
+    def _pass_over(
+        self,
+        epoch: _Epoch,
+        asking: Optional[FrameType],
+        looping: Optional[FrameType],
+        loop: Optional[_Counting],
+    ) -> int:
+        """Leave out batches, and say how many; StopIteration where the epoch ends."""
+        left, in_all = epoch.left, epoch.in_all
+        several = left > 1 or not in_all
+        if several:
+            self._unwritten.left_out(epoch.given.written)
+        trainer = trainers.asking(asking, self._unknown)
+        if trainer is not None and (in_all or trainer.knows_its_end):
+            left_out = trainer.left_out(left if in_all else 0) if several else 0
+        elif left < 1:
+            raise StopIteration  # nobody knows how long an epoch is
+        elif loop is None or looping is None:
+            if epoch.data in self._to_the_end:
+                raise StopIteration  # nobody counts
+            left_out = left - 1
+        else:
+            left_out = loop.left_out(looping, left) if left > 1 else 0
+        if not epoch.leave_out(left_out):
+            raise StopIteration
+        if left_out == left - 1:
+            self._to_the_end.add(epoch.data)
+        return left_out
+
+    def _unknown(self, library: str) -> None:
+        if library not in self._not_followed:
+            self._not_followed.add(library)
+            self._note(
                 f"this version of {library} counts its steps in another way than those that are known: "
                 "what it does at certain steps, such as evaluations and checkpoints, may not have been seen"
             )
-
-    def following(self: Any) -> Any:
-        asking = _asking(sys._getframe(1))
-        looping = _loop_of_script(asking)
-        try:
-            pass_over(self, asking, looping)
-            with tracer.recorder.loads():
-                return real(self)
-        except StopIteration:
-            if looping is not None:
-                tracer.rounds.epoch_over(looping)
-            raise
-
-    def pass_over(self: Any, asking: Optional[FrameType], looping: Optional[FrameType]) -> None:
-        given, before = getattr(self, "_gpumem_given", 0), all_given.get(id(self._dataset), 0)
-        number = getattr(self, "_gpumem_number", 0)
-        tracer.rounds.jumped, left_out = None, 0
-        if not given:
-            self._gpumem_written = tracer.unwritten.count
-        # One more batch of data that was looped over before: an epoch without any is an error to some.
-        least = _LEAST_BATCHES if before - given < _LEAST_BATCHES else 1
-        loop = None if looping is None else loops.loop_over(looping)
-        counting = None if loop is None else known.setdefault(id(loop.node), _Counting(loop))
-        if counting is not None and loop is not None and looping is not None:
-            tracer.rounds.fed.add(loop.node)
-            counting.measured.look(loop, looping, again=not given or self._gpumem_left_out > 0)
-        in_all = batches_of(self)
-        left = in_all - number
-        place = (id(self._dataset), asking.f_code if asking is not None else None)
-        pace = paces.setdefault(place, Pace(tracer.steps))
-        pace.asked(given, tracer.fast_forward())
-        if given >= least and tracer.fast_forward() and _may_end(asking) and not pace.allows(given, left):
-            if left > 1 or not in_all:
-                tracer.unwritten.left_out(self._gpumem_written)
-            trainer = trainers.asking(asking, unknown)
-            if trainer is not None and not in_all and not trainer.knows_its_end:
-                trainer = None  # nobody knows how long an epoch is
-            left_out = max(0, left - 1)
-            if trainer is not None and (left > 1 or not in_all):
-                left_out = trainer.left_out(left if in_all else 0)
-            elif trainer is None and counting is None and id(self._dataset) in to_the_end:
-                raise StopIteration  # nobody counts
-            elif trainer is None and counting is not None and looping is not None and left > 1:
-                left_out = counting.left_out(looping, left)
-            if (left < 1 and trainer is None) or not _leave_out(self, left_out):
-                raise StopIteration
-            if left_out == left - 1:
-                to_the_end.add(id(self._dataset))
-            tracer.rounds.jumped = (number, left_out)
-            number += left_out
-        self._gpumem_given, self._gpumem_number, self._gpumem_left_out = given + 1, number + 1, left_out
-        all_given[id(self._dataset)] = before + 1
-
-    kind.__next__ = following  # type: ignore[method-assign]
 
 
 def _asking(frame: Optional[FrameType]) -> Optional[FrameType]:
@@ -216,19 +314,6 @@ class _Counting:
         self._stops += 1 < rounds < last
         counters.advance(asking, counted, rounds - 1)
         return (rounds - 1) * batches
-
-
-def _leave_out(loader: Any, batches: int) -> bool:
-    """Pass over batches; whether its sampler did that in time."""
-    if getattr(loader._dataset, "_gpumem_slow", False):
-        return False
-    until = time.monotonic() + _MOST_S
-    for _ in range(batches):
-        next(loader._sampler_iter)
-        if time.monotonic() > until:
-            loader._dataset._gpumem_slow = True
-            return False
-    return True
 
 
 def _may_end(asking: Optional[FrameType]) -> bool:

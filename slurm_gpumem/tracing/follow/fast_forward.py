@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.engine.values import is_wrapped
-from slurm_gpumem.tracing.follow.answers import Again, Answer, Leaf, kept_of
-from slurm_gpumem.tracing.follow.growing import Call, GrowingCalls
+from slurm_gpumem.tracing.follow.answers import Again, Answer, Call, GrowingCalls, Leaf, kept_of
 from slurm_gpumem.tracing.follow.model_state import ModelStates, described, kept_by, tensors_in
-from slurm_gpumem.tracing.follow.passes import Passes
+from slurm_gpumem.tracing.follow.steps import Steps
+from slurm_gpumem.tracing.script.inference import Inference, Passes
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 # Whether training gives a model batches of many shapes: what PyTorch keeps then depends on their order.
 
@@ -80,10 +81,11 @@ _SPARSE = "_gpumem_sparse"
 class FastForward:
     """Skips calls whose effect on memory is known."""
 
-    def __init__(self, recorder: Any, places: Any, calm: Callable[[], bool]) -> None:
+    def __init__(self, recorder: ScriptRecorder, steps: Steps, inference: Inference) -> None:
         self._recorder = recorder
-        self._places = places
-        self._calm = calm
+        self._places = recorder.places
+        self._steps = steps
+        self._inference = inference
         self._states = ModelStates()
         self._answers: Dict[Any, Answer] = {}
         self._before: Dict[Any, Tuple[int, int]] = {}
@@ -109,10 +111,6 @@ class FastForward:
         """Whether gradients of weights are asked for: answers of calls that are not run have none."""
         self._growing = GrowingCalls()
         self._completed = Passes()
-        self.skipped: Callable[[nn.Module, Any], None] = lambda module, given: None
-        """Called for each call that is not run."""
-        self.keeps_answers: Callable[[], bool] = lambda: False
-        """Whether answers of skipped calls are noted: a script may collect them."""
 
     def install(self) -> None:
         """Stand before every call of a model."""
@@ -157,16 +155,16 @@ class FastForward:
         # Also in evaluation: a model that adapts to each task asks for gradients of its weights there.
         asked = graph and self.whole
         usual = usual and not asked
-        if known is not None and usual and (self._calm() or not trains):
+        if known is not None and usual and (self._steps.fast_forward or not trains):
             self.skipping = self.skipping or trains
             if trains:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
-            self.skipped(module, given)
+            self._inference.skipped(module, given)
             return self._again(known, given)
-        if growing is not None and known is None and not asked and (self._calm() or not trains):
+        if growing is not None and known is None and not asked and (self._steps.fast_forward or not trains):
             grown = self._growing.answer(growing, self._recorder.peak_bytes)
             if grown is not None:
-                self.skipped(module, given)
+                self._inference.skipped(module, given)
                 return self._again(self._grown(growing, grown), given)
         if trains and learns:
             self._look_for_more(module, (args, kwargs), known)
@@ -250,7 +248,7 @@ class FastForward:
         """Whether an earlier evaluation had it, beside as much: growing texts have each length once."""
         cycle, beside = self._before.get(key, (self._recorder.cycles, 0))
         repeated = cycle < self._recorder.cycles and self._recorder.live_bytes <= beside
-        return bool(repeated and self._calm())
+        return repeated and self._steps.fast_forward
 
     def _usual(self, key: Any) -> bool:
         """Whether a cycle with this call is as long as one that was run."""
@@ -274,34 +272,40 @@ class FastForward:
             part = found()
             if part is not None:
                 vars(part)[name] = again.made(leaf)
-        with nullcontext() if self.keeps_answers() else self._recorder.unnoted():
+        collected = not self._steps.counts  # without training, a script may keep them
+        with nullcontext() if collected else self._recorder.unnoted():
             return pytree.tree_unflatten([again.made(leaf) for leaf in known.leaves], known.spec)
+
+    def cycle_over(self) -> bool:
+        """Whether the training cycle that ends skipped its models; the next one begins."""
+        skipped, self.skipping = self.skipping and not self.does_more, False
+        return skipped
 
     # -- Gradients ---------------------------------------------------------------------------------
 
-    def before_call(self, trains: bool, optimizers: List[Any]) -> None:
+    def before_call(self, trains: bool) -> None:
         """A model is called by the script: gradients are there where they would be."""
         if trains and not self.skipping:
-            self._alive_in_forward = any(p.grad is not None for p in self._parameters(optimizers))
+            self._alive_in_forward = any(p.grad is not None for p in self._parameters())
         elif not trains and self.skipping and self._alive_in_forward:
-            self._make_gradients(optimizers)
+            self._make_gradients()
 
-    def after_backward(self, optimizers: List[Any]) -> None:
+    def after_backward(self) -> None:
         """After a backward pass that found nothing to do."""
         if self.skipping:
-            self._make_gradients(optimizers)
+            self._make_gradients()
         else:
-            for parameter in self._parameters(optimizers):
+            for parameter in self._parameters():
                 if parameter.grad is not None and parameter.grad.layout != torch.strided:
                     setattr(parameter, _SPARSE, True)
 
-    def _make_gradients(self, optimizers: List[Any]) -> None:
-        for parameter in self._parameters(optimizers):
+    def _make_gradients(self) -> None:
+        for parameter in self._parameters():
             if parameter.grad is None and parameter.requires_grad and not hasattr(parameter, _SPARSE):
                 parameter.grad = torch.empty_like(parameter)
 
-    def _parameters(self, optimizers: List[Any]) -> Iterator[Any]:
-        for optimizer in optimizers:
+    def _parameters(self) -> Iterator[Any]:
+        for optimizer in self._steps.optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
         # Also those that no optimizer has: a script may train copies of them.

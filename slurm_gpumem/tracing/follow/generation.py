@@ -13,6 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.inference import Inference
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 WINDOW = 8
 """Tokens over which growth is measured: masks are padded to multiples of eight."""
@@ -28,8 +30,9 @@ Mark = Tuple[int, int]
 class Generation:
     """Follows calls of `generate`."""
 
-    def __init__(self, tracer: Any) -> None:
-        self._tracer = tracer
+    def __init__(self, recorder: ScriptRecorder, inference: Inference) -> None:
+        self._recorder = recorder
+        self._inference = inference
         self._marks: Optional[List[Mark]] = None
         """Where the recorder stood after each token of the call at work."""
         self._length = 0
@@ -61,8 +64,8 @@ class Generation:
             key = _key(model, args, kwargs)
             count, leaves, spec = self._seen.get(key, (0, [], None))
             if count >= _SEEN_CALLS:
-                self._tracer.inference.skipped(model, (args, kwargs))
-                with self._tracer.recorder.unnoted():
+                self._inference.skipped(model, (args, kwargs))
+                with self._recorder.unnoted():
                     return pytree.tree_unflatten([_made(leaf) for leaf in leaves], spec)
             self._marks, self._left_out = [], 0
             try:
@@ -89,9 +92,9 @@ class Generation:
         if length != self._length + 1:
             marks.clear()
         if not marks:
-            self._tracer.inference.asked_for(longest - length + 1)
+            self._inference.asked_for(longest - length + 1)
         self._length = length
-        recorder = self._tracer.recorder
+        recorder = self._recorder
         marks.append((len(recorder.events), len(recorder.blocks)))
         if len(marks) <= _FIRST + WINDOW or longest - length <= 1:
             return False
@@ -104,7 +107,7 @@ class Generation:
         """The answer as long as it would be."""
         if not self._left_out or not isinstance(answer, torch.Tensor):
             return answer
-        with self._tracer.recorder.unnoted():
+        with self._recorder.unnoted():
             rest = torch.zeros((answer.shape[0], self._left_out), dtype=answer.dtype, device=answer.device)
             return torch.cat([answer, rest], dim=1)
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, List, NamedTuple, Optional
 
 from slurm_gpumem.text import count
 from slurm_gpumem.tracing.follow.epochs import batches_of
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 from slurm_gpumem.tracing.script.workers import copied
 
 _MOST_S = 4.0
@@ -31,7 +32,7 @@ class _Longest(NamedTuple):
     what: str
 
 
-def install(tracer: Any) -> None:
+def install(recorder: ScriptRecorder, repeats: Callable[[], bool], note: Callable[[str], None]) -> None:
     """Stand between loaders and their samplers."""
     from torch.utils.data import dataloader
 
@@ -43,13 +44,13 @@ def install(tracer: Any) -> None:
         found = real(self)
         if asked == _SECOND:
             # Now, so that the time that it takes is not taken from the last batches.
-            with tracer.recorder.unnoted():
+            with recorder.unnoted():
                 self._gpumem_longest = _of_loader(self, len(found)) if isinstance(found, list) else None
         longest = getattr(self, "_gpumem_longest", None)
-        if longest is None or not (tracer.fast_forward() or asked == batches_of(self)):
+        if longest is None or not (repeats() or asked == batches_of(self)):
             return found
         self._gpumem_longest = None
-        tracer.note(f"the longest of {longest.what}, was in the traced batches")
+        note(f"the longest of {longest.what}, was in the traced batches")
         return longest.items
 
     kind._next_index = next_index  # type: ignore[method-assign]

@@ -23,23 +23,27 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 from slurm_gpumem.tracing import own_code
 from slurm_gpumem.tracing.follow import counters, loops
 from slurm_gpumem.tracing.follow.running import FEW, Running
+from slurm_gpumem.tracing.follow.steps import Steps
+from slurm_gpumem.tracing.follow.unwritten import Unwritten
 from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script import hints
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 _PLAIN = (list, tuple, dict, set, str, range)
 
 
-def install(tracer: Any) -> None:
+def install(rounds: Rounds) -> None:
     """Give the script's own code its `range` and `enumerate`."""
-    rounds = tracer.rounds
     own_code.give(range=rounds.range, enumerate=kind_of_enumerate(rounds))
 
 
 class Rounds:
     """The training loops at work, and numbers of batches that were left out."""
 
-    def __init__(self, tracer: Any) -> None:
-        self._tracer = tracer
+    def __init__(
+        self, recorder: ScriptRecorder, steps: Steps, unwritten: Unwritten, note: Callable[[str], None]
+    ) -> None:
+        self._recorder, self._steps, self._unwritten, self._note = recorder, steps, unwritten, note
         self.running: List[Running] = []
         """Outer ones first."""
         self._before: Dict[Tuple[str, int], bool] = {}
@@ -103,9 +107,9 @@ class Rounds:
         if loop is None:
             yield from values
             return
-        steps = self._tracer.steps
-        place, written = (loop.path, loop.node.lineno), self._tracer.unwritten.count
-        running = Running(self, self._tracer, loop, len(values), self._before.get(place, False))
+        steps = self._steps
+        place, written = (loop.path, loop.node.lineno), self._unwritten.count
+        running = self._begin(loop, len(values), known=self._before.get(place, False))
         self.running.append(running)
         try:
             while running.at < running.total:
@@ -118,7 +122,7 @@ class Rounds:
                 # No frame in a variable of ours: it would keep the script's tensors until the next round.
                 onward = running.following(sys._getframe(1), dict.fromkeys(loop.variables, value))
                 if onward > 1:
-                    self._tracer.unwritten.left_out(written)
+                    self._unwritten.left_out(written)
                 running.at += onward
         finally:
             self.running.remove(running)
@@ -126,12 +130,15 @@ class Rounds:
                 self._note_an_early_end(running)
             self._before[place] = True
 
+    def _begin(self, loop: loops.Loop, total: int, *, known: bool) -> Running:
+        return Running(self, self._recorder, self._steps, loop, total, known=known)
+
     def note_changes_left_out(self, loop: loops.Loop) -> None:
         """Rounds at which a loop's code does something else, more than there is time for; said once."""
         where = (loop.path, loop.node.lineno)
         if where not in self._shortened:
             self._shortened.add(where)
-            self._tracer.note(
+            self._note(
                 f"the loop at {os.path.basename(loop.path)}, line {loop.node.lineno}, does something else in "
                 f"more of its rounds than there was time for: only some of these were run. {hints.LONGER}"
             )
@@ -177,15 +184,15 @@ class Rounds:
         key = (id(frame), loop.node.lineno)
         running = self._waiting.get(key)
         if running is None:
-            running = self._waiting[key] = Running(self, self._tracer, loop, 0, known=False)
+            running = self._waiting[key] = self._begin(loop, 0, known=False)
             running.total = running.end(frame)
-        elif running.taken != self._tracer.steps.taken and not running.at >= running.total > 0:
+        elif running.taken != self._steps.taken and not running.at >= running.total > 0:
             running.at += running.following(frame, {})
             # What only inner loops count is known after some rounds.
             if not running.total and running.trained == FEW:
                 end = running.end(frame)
                 running.total, running.endless = end or running.at, not end
-        running.taken = self._tracer.steps.taken
+        running.taken = self._steps.taken
 
     # -- How far it is -----------------------------------------------------------------------------
 

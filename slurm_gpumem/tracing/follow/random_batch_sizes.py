@@ -19,13 +19,14 @@ import torch
 
 from slurm_gpumem.tracing.follow.model_state import tensors_in
 from slurm_gpumem.tracing.own_code import is_users
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 _MOST_S = 2.0
 _MOST_CALLS = 256
 _SECOND = 2
 
 
-def install(tracer: Any) -> None:
+def install(recorder: ScriptRecorder, repeats: Callable[[], bool], note: Callable[[str], None]) -> None:
     """Stand before every loader's function that puts samples together."""
     kind = torch.utils.data.DataLoader
     real: Callable[..., Any] = kind._get_iterator
@@ -35,7 +36,7 @@ def install(tracer: Any) -> None:
         fetcher = getattr(found, "_dataset_fetcher", None)
         if fetcher is not None and _is_scripts(fetcher.collate_fn):
             if not hasattr(self, "gpumem_collated"):
-                self.gpumem_collated = _Collated(fetcher.collate_fn, tracer)
+                self.gpumem_collated = _Collated(fetcher.collate_fn, recorder, repeats, note)
             fetcher.collate_fn = self.gpumem_collated
         return found
 
@@ -45,8 +46,15 @@ def install(tracer: Any) -> None:
 class _Collated:
     """A script's function that makes a batch of samples."""
 
-    def __init__(self, function: Callable[[Any], Any], tracer: Any) -> None:
-        self._function, self._tracer = function, tracer
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        recorder: ScriptRecorder,
+        repeats: Callable[[], bool],
+        note: Callable[[str], None],
+    ) -> None:
+        self._function, self._recorder = function, recorder
+        self._repeats, self._note = repeats, note
         self._calls = 0
         self._largest: Optional[Tuple[int, Any]] = None
         """Numbers in the largest batch that it made again, and that batch, until it was given."""
@@ -54,15 +62,15 @@ class _Collated:
     def __call__(self, samples: Any) -> Any:
         self._calls += 1
         if self._calls == _SECOND:
-            with self._tracer.recorder.unnoted():
+            with self._recorder.unnoted():
                 self._largest = _largest(self._function, samples)
         batch = self._function(samples)
-        if self._largest is None or not self._tracer.fast_forward():
+        if self._largest is None or not self._repeats():
             return batch
         (numbers, largest), self._largest = self._largest, None
         if numbers <= _numbers(batch):
             return batch
-        self._tracer.note(
+        self._note(
             f"sizes of batches are random: the largest that was drawn, {numbers:,} numbers, was in the "
             "traced batches"
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections import deque
 from types import FrameType
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Deque, Dict, List, Optional, Protocol, Tuple
 
 from slurm_gpumem.tracing.follow import counters, loops, stages
-from slurm_gpumem.tracing.follow.steps import spent
+from slurm_gpumem.tracing.follow.steps import Steps, spent
 from slurm_gpumem.tracing.own_code import is_users
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 FEW = 3
 """Rounds with steps that are run before any is left out; one where the same loop has run before."""
@@ -23,12 +24,32 @@ _JUMP, _KEEPING = 4, 5
 """Rounds left out at once from which on it shows whether something is kept, and rounds that show it."""
 
 
+class LoopsAtWork(Protocol):
+    """Who has the loops at work, and is told what was left out of one."""
+
+    running: List[Running]
+    """Outer ones first."""
+    left_out: int
+    collects: bool
+
+    def note_changes_left_out(self, loop: loops.Loop) -> None:
+        """More rounds do something else than there is time for."""
+
+
 class Running:
     """A loop at work."""
 
-    def __init__(self, rounds: Any, tracer: Any, loop: loops.Loop, total: int, known: bool) -> None:
-        self._rounds = rounds
-        self._steps, self._recorder = tracer.steps, tracer.recorder
+    def __init__(
+        self,
+        rounds: LoopsAtWork,
+        recorder: ScriptRecorder,
+        steps: Steps,
+        loop: loops.Loop,
+        total: int,
+        *,
+        known: bool,
+    ) -> None:
+        self._rounds, self._recorder, self._steps = rounds, recorder, steps
         self.loop = loop
         self.total = total
         """Of its rounds; 0: not known yet."""
@@ -128,7 +149,7 @@ class Running:
     def _share(self, frame: FrameType) -> float:
         parts = 1
         outer: Optional[FrameType] = frame
-        running: List[Running] = self._rounds.running
+        running = self._rounds.running
         around = running[: running.index(self)] if self in running else running
         known = {self.loop.node, *(one.loop.node for one in around)}
         while outer is not None:
@@ -137,10 +158,10 @@ class Running:
                     parts *= 1 if loop.node in known else loops.rounds_of(loop, outer)
             outer = outer.f_back
         if not around:
-            left: float = self._steps.time_left()
+            left = self._steps.time_left()
             return left * (_SHARE if parts == 1 else 1 / (parts + 1))
         frame_around = _frame_of(around[-1].loop, frame) or frame
-        rest: float = around[-1].time_left(frame_around)
+        rest = around[-1].time_left(frame_around)
         return rest / (parts * (around[-1].total - around[-1].at))
 
     def _look_for_what_is_kept(self) -> None:

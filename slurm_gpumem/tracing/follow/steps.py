@@ -1,17 +1,14 @@
-"""Where a script stands: phases as they happen, optimizer steps, and when enough has been seen."""
+"""Where a script stands: its phases, optimizers and their steps, and when enough has been seen."""
 
 from __future__ import annotations
 
-import functools
 import time
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Set
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from slurm_gpumem.tracing.engine.training_events import entering
 from slurm_gpumem.tracing.follow import evaluations
 from slurm_gpumem.tracing.live_model.loop import mark, states_of
 from slurm_gpumem.tracing.live_model.optimizers import name_of
@@ -40,17 +37,12 @@ class _Ran(NamedTuple):
 
 
 class Steps:
-    """Follows the training loop from outside."""
+    """What has been seen of a training, and whether that is enough."""
 
-    def __init__(
-        self, recorder: ScriptRecorder, deadline: float, onward_s: float, done: Callable[[], None]
-    ) -> None:
+    def __init__(self, recorder: ScriptRecorder, deadline: float, onward_s: float) -> None:
         self._recorder = recorder
         self._deadline = deadline
         self._onward_s = onward_s
-        self._done = done
-        self.started: Optional[Callable[[], bool]] = None
-        """Called at the first optimizer step; False: another process is the traced one."""
         self.counts: Dict[int, int] = {}
         """Steps of each optimizer, by its address; those of optimizers that are gone have negative keys."""
         self.taken = 0
@@ -93,82 +85,8 @@ class Steps:
         """Names of functions that were at work when a model was called without training."""
         self.autocast: Optional[torch.dtype] = None
         self.checkpointing = False
-        self.after_backward: Callable[[], None] = lambda: None
-        self.after_cycle: Callable[[], None] = lambda: None
-        self.of_weights: Callable[[], None] = lambda: None
-        """Called where gradients of weights are asked for by `torch.autograd.grad`."""
-        self.many_shapes: Callable[[], bool] = lambda: False
-        """Whether training gives a model batches of many shapes."""
-        self.skipped: Callable[[], bool] = lambda: False
-        """Whether the cycle that ends skipped its models; asking begins the next one."""
 
-    def install(self) -> None:
-        """Hook into autograd and all optimizers."""
-        real: Any = torch.autograd.backward
-
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            before = self._recorder.phase
-            self._enter("backward")
-            try:
-                return real(*args, **kwargs)
-            finally:
-                self.backwards += 1
-                self.after_backward()
-                self._enter("forward" if before == "backward" else before)
-                if not self.makes_optimizers:
-                    self._by_hand()
-
-        torch.autograd.backward = backward
-        torch.autograd.grad = self._noting(
-            entering(torch.autograd.grad, self._enter, lambda: self._recorder.phase)
-        )
-        begin: Any = torch.optim.Optimizer.__init__
-
-        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-            self.made.add(optimizer)
-            self.makes_optimizers = True
-            begin(optimizer, *args, **kwargs)
-            self._skip_known_steps(type(optimizer))
-
-        torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign,assignment]
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
-
-    def _noting(self, real: Any) -> Any:
-        """`torch.autograd.grad`: gradients of weights, with which a script may change them by hand."""
-
-        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            inputs = inputs if isinstance(inputs, torch.Tensor) else tuple(inputs)
-            weights = _are_weights(_flat([inputs]))
-            if weights:
-                self.of_weights()
-            first = self._recorder.phase != "backward"
-            found = real(outputs, inputs, *args, **kwargs)
-            if weights and first and not self.makes_optimizers and not kwargs.get("create_graph"):
-                self._by_hand()
-            return found
-
-        return grad
-
-    def _skip_known_steps(self, kind: Any) -> None:
-        """Steps of this class of optimizers whose effect on memory is known are not run any more."""
-        real = kind.step
-        if hasattr(real, "gpumem_real"):
-            return
-
-        @functools.wraps(real)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            closure = any(value is not None for value in (*args, *kwargs.values()))
-            if closure or not self._is_known(optimizer):  # a closure is work of its own
-                return real(optimizer, *args, **kwargs)
-            self._recorder.kernels.stop(self._recorder.cycles + 1)
-            self._after_step(optimizer, args, kwargs)
-            return None
-
-        step.gpumem_real = real  # type: ignore[attr-defined]
-        kind.step = step
-
-    def _is_known(self, optimizer: Any) -> bool:
+    def is_known(self, optimizer: Any) -> bool:
         """Whether a step was run for the same parameters, with as much in memory."""
         known = self._ran.get(id(optimizer))
         if known is None or not self.fast_forward or self.counts.get(id(optimizer), 0) < ENOUGH_STEPS:
@@ -180,14 +98,15 @@ class Steps:
         """Whether training has nothing new to show: loaders may end their epoch."""
         return self._calm >= CALM_CYCLES or self._varied_enough
 
-    def check_time(self) -> None:
-        """Called now and then: stop where the time is over and something was seen."""
+    def time_is_over(self) -> bool:
+        """Asked now and then: whether the script's time is over, and something was seen."""
         now, peak = time.monotonic(), self._recorder.peak_bytes
         if peak > self._looked[1]:
             self._looked = (now, peak)
-        if self.counts and self.led is None and self._is_over(now):
-            self.still_growing = self.cut_off and now - self._looked[0] < _JUST_NOW_S
-            self._done()
+        if not self.counts or self.led is not None or not self._is_over(now):
+            return False
+        self.still_growing = self.cut_off and now - self._looked[0] < _JUST_NOW_S
+        return True
 
     def is_late(self) -> bool:
         """Whether the script's time is over, but it has called nothing for a while that could stop it.
@@ -208,7 +127,7 @@ class Steps:
             return
         training = torch.is_grad_enabled() and module.training
         if recorder.phase in ("setup", "forward", "evaluate", "optimizer"):
-            self._enter("forward" if training or self.forward_only else "evaluate")
+            self.enter("forward" if training or self.forward_only else "evaluate")
         if training:
             recorder.places.reset()
             if recorder.half() is not None:
@@ -217,24 +136,26 @@ class Steps:
             self.evaluating |= evaluations.running()
         mark(recorder, [p for p in module.parameters() if not is_lazy(p)], "weights")
         mark(recorder, [b for b in module.buffers() if not is_lazy(b)], "buffers")
-        mark(recorder, [value for value in _flat(args) if isinstance(value, torch.Tensor)], "inputs")
+        mark(recorder, [value for value in flat(args) if isinstance(value, torch.Tensor)], "inputs")
 
     def saw(self, phase: str) -> None:
         """Something besides training happened: a checkpoint was written."""
         self.phases_seen.add(phase)
 
-    def _enter(self, phase: str) -> None:
+    def enter(self, phase: str) -> None:
+        """From here on the script is in this phase."""
         self.phases_seen.add(phase)
         recorder = self._recorder
         if recorder.phase != phase or recorder.step == 0:
-            recorder.enter(phase, self._number())
+            recorder.enter(phase, self.number)
 
-    def _number(self) -> int:
+    @property
+    def number(self) -> int:
+        """Of the step that it is at."""
         return self._recorder.cycles + 1 if self.led is None else self.led
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.counts and self.started is not None and not self.started():
-            return
+    def begins(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
         recorder = self._recorder
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         known = self._ran.get(id(optimizer), _Ran(frozenset(), 0))
@@ -243,11 +164,11 @@ class Steps:
         )
         mark(recorder, parameters, "weights")
         mark(recorder, [p.grad for p in parameters if p.grad is not None], "gradients")
-        self._enter("optimizer")
+        self.enter("optimizer")
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder = self._recorder
-        mark(recorder, states_of(optimizer), "optimizer")
+    def ends(self, optimizer: Any) -> bool:
+        """An optimizer has stepped; whether that ends a cycle of the training."""
+        mark(self._recorder, states_of(optimizer), "optimizer")
         key = id(optimizer)
         if key not in self.counts:
             self._first_step_of(optimizer)
@@ -255,16 +176,23 @@ class Steps:
         self.taken += 1
         if self._leader() is None:
             self._leader = weakref.ref(optimizer)
-        if self._leader() is optimizer:
-            self.accumulation = max(1, self.backwards)
-            self.backwards = 0
-            self._end_cycle()
-            self._look_for_growth()
-        recorder.enter("forward", self._number())
-        if self._is_enough():
-            self._done()
-        if self._leader() is optimizer:
-            self.after_cycle()
+        if self._leader() is not optimizer:
+            return False
+        self.accumulation = max(1, self.backwards)
+        self.backwards = 0
+        return True
+
+    def taken_by_hand(self) -> None:
+        """A backward pass of a script without optimizers is a step."""
+        self.counts[0] = self.counts.get(0, 0) + 1
+        self.taken += 1
+        self.backwards = 0
+
+    def cycle_over(self, at: float, *, alike: bool) -> None:
+        """A cycle was over then; `alike`: it had nothing new to show."""
+        by = CALM_CYCLES if at - self._cycle_ended > _LONG_CYCLE_S else 1
+        self._calm = self._calm + by if alike else 0
+        self._cycle_ended = at
 
     @property
     def optimizers(self) -> List[Any]:
@@ -292,24 +220,7 @@ class Steps:
             for one in self.made
         )
 
-    def _by_hand(self) -> None:
-        """A backward pass of a script without optimizers is a step."""
-        if not self.counts and self.started is not None and not self.started():
-            return
-        self.counts[0] = self.counts.get(0, 0) + 1
-        self.taken += 1
-        self.backwards = 0
-        self._end_cycle()
-        if self._is_enough():
-            self._done()
-
-    def _end_cycle(self) -> None:
-        now, alike, skipped = spent(), self._recorder.end_cycle(), self.skipped()
-        by = CALM_CYCLES if now - self._cycle_ended > _LONG_CYCLE_S else 1
-        self._calm = self._calm + by if alike or skipped else 0
-        self._cycle_ended = now
-
-    def _look_for_growth(self) -> None:
+    def look_for_growth(self) -> None:
         """After a cycle: whether it needed more than all before it."""
         cycles, peak = self._recorder.cycles, self._recorder.peak_bytes
         if peak > self._highest:
@@ -320,7 +231,8 @@ class Steps:
         often = 2 * self._higher > cycles - _FIRST_CYCLES
         self.growing = cycles > 2 * _FIRST_CYCLES and often and cycles - self._rose_at <= 1
 
-    def _is_enough(self) -> bool:
+    def is_enough(self, *, varied: bool) -> bool:
+        """After a step; `varied`: training gives a model batches of many shapes."""
         if self.led is not None:
             return False
         here = (steps for key, steps in self.counts.items() if key >= 0)
@@ -330,9 +242,7 @@ class Steps:
         onward = 0.0 if self._enough_since is None else spent() - self._enough_since
         # What PyTorch keeps of batches of many shapes grows with each of them: they have half of the time.
         half = (onward + self.time_left()) / 2
-        self._varied_enough = self._varied_enough or onward > (
-            half if self.many_shapes() else min(_NOT_ALIKE_S, half)
-        )
+        self._varied_enough = self._varied_enough or onward > (half if varied else min(_NOT_ALIKE_S, half))
         return self._is_over(time.monotonic())
 
     def _is_over(self, now: float) -> bool:
@@ -365,19 +275,13 @@ def _waited_for_a_cpu() -> float:
         return 0.0  # a kernel that does not count it
 
 
-def _are_weights(inputs: List[Any]) -> bool:
-    """Whether gradients of a model's weights are asked for: its own, or several that were computed from them
-    (weights that are adapted to a task)."""
-    computed = all(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in inputs)
-    return any(isinstance(one, torch.nn.Parameter) for one in inputs) or (computed and len(inputs) > 1)
-
-
 def _with_gradients(optimizer: Any) -> FrozenSet[int]:
     groups = optimizer.param_groups
     return frozenset(id(p) for group in groups for p in group["params"] if p.grad is not None)
 
 
-def _flat(value: Any) -> List[Any]:
+def flat(value: Any) -> List[Any]:
+    """What nested lists and tables hold."""
     found: List[Any] = []
     waiting = [value]
     while waiting:

@@ -7,9 +7,50 @@ middle of forward passes, without ever having trained, is one.
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
-from slurm_gpumem.tracing.follow.passes import Passes
+if TYPE_CHECKING:
+    from torch import nn
+
+    from slurm_gpumem.tracing.follow.steps import Steps
+    from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+
+# How often a script has called its models: what messages call forward passes. Transforms of images and
+# losses are modules too. A module without weights counts only while nothing that has weights was called,
+# and only with tensors on the GPU: a model may hide its weights in a list.
+
+
+class Passes:
+    """Counts calls of modules by the script itself."""
+
+    def __init__(self) -> None:
+        self._models = 0
+        self._others = 0
+
+    @property
+    def count(self) -> int:
+        """Of models, where there are any."""
+        return self._models or self._others
+
+    def add(self, module: Any, given: Any) -> bool:
+        """One more call; whether it counts."""
+        if next(iter(module.parameters()), None) is not None:
+            self._models += 1
+            return True
+        if self._models or not _on_gpu(given):
+            return False
+        self._others += 1
+        return True
+
+
+def _on_gpu(given: Any) -> bool:
+    import torch  # here only: messages of traces are made where there is no torch
+    from torch.utils import _pytree as pytree
+
+    with torch._C.DisableTorchFunction():
+        tensors = (one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor))
+        return any(one.device.type == "meta" for one in tensors)
+
 
 INFERENCE, TRAINING = "inference", "training"
 _MOST_EVENTS = 200_000
@@ -25,7 +66,7 @@ _CALM_PASSES = 8
 class Inference:
     """Follows calls of models while nothing was trained."""
 
-    def __init__(self, recorder: Any, steps: Any, deadline: float, calm_s: float) -> None:
+    def __init__(self, recorder: ScriptRecorder, steps: Steps, deadline: float, calm_s: float) -> None:
         self._recorder = recorder
         self._steps = steps
         self._deadline = deadline
@@ -46,7 +87,7 @@ class Inference:
         """Calls of models, run or not."""
         return self._passes.count
 
-    def called(self, module: Any, args: Any) -> None:
+    def called(self, module: nn.Module, args: Any) -> None:
         """A module is about to be called by the script itself."""
         if self._steps.counts:
             return
@@ -56,7 +97,7 @@ class Inference:
             self._count()
             self._repeated = 0
 
-    def skipped(self, module: Any, args: Any) -> None:
+    def skipped(self, module: nn.Module, args: Any) -> None:
         """A call whose effect is known was not run."""
         if not self._steps.counts and self._passes.add(module, args):
             self._count()

@@ -11,14 +11,15 @@ import sys
 from typing import Any, Dict, Sequence
 
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.report_folder import Report
 
 
-def install(tracer: Any) -> None:
+def install(report: Report) -> None:
     """Wait for torch.distributed's launcher."""
 
     def change(api: Any) -> None:
         api.launch_agent = lambda config, entrypoint, args, *rest, **more: _first_rank(
-            tracer, config, entrypoint, args
+            report, config, entrypoint, args
         )
 
     def accelerate(launch: Any) -> None:
@@ -59,12 +60,12 @@ def rank_variables(nodes: int, on_node: int, run_id: str = "none") -> Dict[str, 
     }  # fmt: skip
 
 
-def _first_rank(tracer: Any, config: Any, entrypoint: Any, args: Sequence[Any]) -> Dict[int, Any]:
+def _first_rank(report: Report, config: Any, entrypoint: Any, args: Sequence[Any]) -> Dict[int, Any]:
     # Of an elastic job the fewest: each of its ranks holds most.
     nodes, on_node = int(config.min_nodes), int(config.nproc_per_node)
     if nodes != int(config.max_nodes):
-        tracer.note(f"torchrun may use {nodes} to {config.max_nodes} nodes: traced for {nodes}")
-    tracer.asked_ranks(nodes * on_node)
+        report.note(f"torchrun may use {nodes} to {config.max_nodes} nodes: traced for {nodes}")
+    report.asked_ranks(nodes * on_node)
     variables = rank_variables(nodes, on_node, str(config.run_id or "none"))
     if callable(entrypoint):
         os.environ.update(variables)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-from typing import Any, Dict, List, NamedTuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
 
 from slurm_gpumem.text import count
 from slurm_gpumem.tracing.guard.refusals import refused_by_trace
+from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script.hints import PHASE, TOLD, advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
-from slurm_gpumem.tracing.script.printed import printed_error
+from slurm_gpumem.tracing.user_line import shortened
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.script.run import State
 
 _USAGE = 2
 _NOT_FOUND = (126, 127)
@@ -24,7 +29,7 @@ class Advice(NamedTuple):
     memory: str = "--memory-limit 32G"
 
 
-def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
+def explain(label: str, state: State, seconds: float, advice: Advice) -> str:
     """One message."""
     label = label if len(label) <= 60 else label[:56] + " ..."
     lines: List[str]
@@ -76,7 +81,7 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _failed(label: str, state: Any, when: str, text: str, kind: str) -> List[str]:
+def _failed(label: str, state: State, when: str, text: str, kind: str) -> List[str]:
     refused = refused_by_trace(state.private, text)
     headline = "the trace stopped it" if refused else "the script failed"
     return [f"{label}: {headline} {when}.", *text.split("\n"), refused or advice_on(kind, text)]
@@ -120,7 +125,7 @@ def _when(passes: int) -> str:
     return f"after {count(passes, 'forward pass', 'forward passes')}, before any optimizer step"
 
 
-def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
+def _too_long(label: str, state: State, seconds: float, allow: str) -> List[str]:
     if not state.torch_processes:
         return [
             f"{label}: stopped after {seconds:.0f} s, before torch was imported.",
@@ -146,7 +151,7 @@ def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
     ]
 
 
-def _ended(code: Any) -> str:
+def _ended(code: Optional[int]) -> str:
     """A shell's code of a signal, or Python's."""
     number = code - 128 if code and code > 128 else -code if code and code < 0 else 0
     try:
@@ -155,11 +160,11 @@ def _ended(code: Any) -> str:
         return f"ended with code {code}"
 
 
-def _at(state: Any) -> str:
+def _at(state: State) -> str:
     return f"It was in {state.at}" if state.at else ""
 
 
-def _not_started(state: Any) -> str:
+def _not_started(state: State) -> str:
     if "can't open file" in state.output or state.exit_code in _NOT_FOUND:
         return "Is the command written as it works in this folder? Name it behind --, with its path."
     if state.exit_code == _USAGE:
@@ -167,6 +172,57 @@ def _not_started(state: Any) -> str:
     return "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced."
 
 
-def _last_line(state: Any) -> str:
+def _last_line(state: State) -> str:
     lines = [line.strip() for line in state.output.splitlines() if line.strip()]
     return f"Its last line: {lines[-1][:200]}" if lines else ""
+
+
+# An exception that a traced command only printed: before torch was imported, or caught by a framework.
+
+
+_ERROR = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?::\s*(.*))?$")
+_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)(?:, in (\S+))?')
+_PYTHON = re.compile(r"/lib(?:64)?/python3[^/]*/")
+"""Of any Python, not only the one that reads this."""
+
+
+class Printed(NamedTuple):
+    """What a traceback says."""
+
+    kind: str
+    text: str
+    """The error in its own words, and below them the innermost line of the user's code, if there is one."""
+
+
+def printed_error(output: str) -> Optional[Printed]:
+    """The last exception in the last lines of an output; None where there is none with a traceback."""
+    lines = output.splitlines()
+    for at in range(len(lines) - 1, -1, -1):
+        found = _ERROR.match(lines[at])
+        if found is None:
+            continue
+        place = _place(lines, at)
+        if place is None:
+            return None
+        kind, words = found.group(1), found.group(2) or ""
+        error = shortened(f"{kind}: {words}" if words else kind)
+        return Printed(kind, f"{error}\n{place}" if place else error)
+    return None
+
+
+def _place(lines: list[str], end: int) -> Optional[str]:
+    """The user's innermost frame above an error; "" where all are libraries', None where there is none."""
+    seen = False
+    for at in range(end - 1, -1, -1):
+        frame = _FRAME.match(lines[at])
+        if frame is None:
+            continue
+        seen = True
+        path, line, name = frame.groups()
+        if _PYTHON.search(path) or not is_users(path):
+            continue
+        inside = "" if name in (None, "<module>") else f", in {name}"
+        code = lines[at + 1].strip() if at + 1 < end and not _FRAME.match(lines[at + 1]) else ""
+        shown = f": {shortened(code, 100)}" if code else ""
+        return f"{os.path.basename(path)}, line {line}{inside}{shown}"
+    return "" if seen else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from typing import Any, Dict, List, Optional, Set, Tuple
+import time
+from typing import Any, Dict, List, NoReturn, Optional, Set, Tuple
 
 MESSAGES, SUMMARY, CLAIM = "messages.jsonl", "summary.json", "claimed"
 PRIVATE, CHANGED = "private.json", "changed.json"
@@ -23,6 +24,8 @@ class Report:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        self.ranks = 1
+        """Processes that train together, of which this is the first."""
 
     def say(self, **message: Any) -> None:
         """Append one message; whole lines, whoever else writes."""
@@ -32,6 +35,25 @@ class Report:
             os.write(handle, line.encode())
         finally:
             os.close(handle)
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+        self.say(note=text)
+
+    def asked_ranks(self, ranks: int) -> None:
+        """The script is to train with other processes, which are not there."""
+        self.ranks = max(self.ranks, ranks)
+        if ranks > 1:
+            self.say(ranks=ranks)
+
+    def used_gpus(self, gpus: int) -> None:
+        """One process works on several GPUs."""
+        self.say(ranks=gpus)
+
+    def not_estimated(self, why: str) -> NoReturn:
+        """What the script does next is nothing that a trace of one process shows: end here."""
+        self.say(not_estimated=why)
+        wait_for_the_end()
 
     def claim(self) -> bool:
         """Be the traced process; False where another one is already."""
@@ -56,6 +78,12 @@ class Report:
         with open(path + ".new", "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(path + ".new", path)
+
+
+def wait_for_the_end() -> NoReturn:
+    """Who has started the script ends its processes."""
+    while True:
+        time.sleep(3600)
 
 
 def inference_file(pid: int) -> str:

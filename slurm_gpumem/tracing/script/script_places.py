@@ -48,13 +48,15 @@ class Root:
 class ScriptPlaces(Places):
     """Follows the layers of every model that is called; each one's first training pass is written down."""
 
-    def __init__(self, called: Callable[[Root, Any], None]) -> None:
+    def __init__(
+        self, called: Callable[[Root, Any], None], turns: Callable[[bool], None] = lambda smaller: None
+    ) -> None:
         super().__init__(nn.Module())
         self.roots: Dict[int, Root] = {}
         self._dropped: List[Root] = []
         self._seen_layers: Tuple[Layer, ...] = ()
         self._called = called
-        self.turns: Callable[[bool], None] = lambda smaller: None
+        self._turns = turns
         """Called where a model is trained first that is smaller than one before it, or another goes on."""
         self._root: Optional[Root] = None
         self.depth = 0
@@ -88,12 +90,12 @@ class ScriptPlaces(Places):
                 self._seen_layers = ()
             others = [one for one in self.all_roots() if one.trained and one.kind == root.kind]
             root.smaller = any(one.parameters > root.parameters for one in others)
-            self.turns(root.smaller)
+            self._turns(root.smaller)
             root.trained = self.writing = True
             root.inputs = shapes(args)
         else:
             if training and not root.smaller:
-                self.turns(False)  # they are trained side by side
+                self._turns(False)  # they are trained side by side
             self.writing = root.inputs is None and not any(one.trained for one in self.all_roots())
             root.inputs = root.inputs or shapes(args)
         self._root = root

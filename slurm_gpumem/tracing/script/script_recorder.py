@@ -32,11 +32,21 @@ KEPT_CYCLES = 3
 class ScriptRecorder(Recorder):
     """Notes allocations of everything that the process does on "cuda"."""
 
-    def __init__(self, places: ScriptPlaces, autocast: Autocast, guess: Guess) -> None:
+    places: ScriptPlaces
+
+    def __init__(
+        self,
+        places: ScriptPlaces,
+        autocast: Autocast,
+        guess: Guess,
+        *,
+        gpu_bytes: int = 1 << 50,
+        every_few: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(places, autocast, guess)
         self.off = False
         """In forked processes nothing is noted."""
-        self.gpu_bytes = 1 << 50
+        self.gpu_bytes = gpu_bytes
         """Of the GPU that the trace is for."""
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -58,7 +68,7 @@ class ScriptRecorder(Recorder):
         """Whether cycles that are alike are dropped."""
         self.calls = 0
         """Operators that the script has run."""
-        self.every_few: Callable[[], None] = lambda: None
+        self._every_few = every_few
         """Called every few hundred operators ..."""
         self.due = False
         """... and before the next one where this is set: some take seconds."""
@@ -314,7 +324,7 @@ class ScriptRecorder(Recorder):
         self.calls += 1
         if self.due or self.calls % _FEW == 0:
             self.due = False
-            self.every_few()
+            self._every_few()
         if kwargs.get("pin_memory"):  # of code that autograd calls, where no other mode is at work
             kwargs = {**kwargs, "pin_memory": False}
         with torch._C.DisableTorchFunction():

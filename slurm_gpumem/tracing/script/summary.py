@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,6 +18,11 @@ from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS
 from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
 from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 from slurm_gpumem.tracing.script.inference import TRAINING
+from slurm_gpumem.tracing.script.script_places import Root
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+
+if TYPE_CHECKING:
+    from slurm_gpumem.tracing.script.tracer import Tracer
 
 _REASON = 200
 """Letters of an error in a warning."""
@@ -25,19 +30,19 @@ _TWO = 2
 """Steps after which an optimizer's states were there from beginning to end of one."""
 
 
-def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
+def summary_of(tracer: Tracer) -> Tuple[ModelSummary, Dict[str, Any]]:
     """The summary, and facts about how it came to be."""
     recorder, steps, places = tracer.recorder, tracer.steps, tracer.places
     root = places.main_root()
     job = _job(tracer, root)
     for one in places.roots.values():
         name_parameters(recorder, one)
-    if tracer.came_to_its_end:
+    if tracer.ending.came_to_its_end:
         _keep_the_model(recorder)
     trace = _trace(recorder, job)
     all_run = not steps.fast_forward and not tracer.rounds.left_out
     unfinished = _seen_until_the_end(tracer)
-    finished = tracer.came_to_its_end and all_run
+    finished = tracer.ending.came_to_its_end and all_run
     varied = tracer.skips.varies and not (finished and tracer.seeded)
     trace = trace._replace(finished=finished, unfinished=unfinished, varied=varied)
     if root is not None:
@@ -65,7 +70,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "grown_bytes": recorder.grown_bytes,
         "guessed": recorder.guess.used,
         "on_gpu": any(site.category != "workspace" for site in trace.sites),
-        "ended": tracer.came_to_its_end,
+        "ended": tracer.ending.came_to_its_end,
         "unfinished": unfinished,
         "left_out": tracer.rounds.left_out,
     }
@@ -74,15 +79,15 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     return summary, facts
 
 
-def _seen_until_the_end(tracer: Any) -> str:
+def _seen_until_the_end(tracer: Tracer) -> str:
     """How much of the training was seen where the script's end was not; "" where it was."""
-    if tracer.came_to_its_end or not tracer.steps.counts:
+    if tracer.ending.came_to_its_end or not tracer.steps.counts:
         return ""
     steps = count(tracer.steps.taken, "optimizer step")
-    return str(tracer.rounds.seen()) or f"{steps} of a number that its code does not tell"
+    return tracer.rounds.seen() or f"{steps} of a number that its code does not tell"
 
 
-def name_parameters(recorder: Any, root: Any) -> None:
+def name_parameters(recorder: ScriptRecorder, root: Root) -> None:
     """Mark the blocks that hold parameters, with their layers: a script makes them before its model runs."""
     if root.module is None:
         return
@@ -93,7 +98,7 @@ def name_parameters(recorder: Any, root: Any) -> None:
                 block.operator, block.module = PARAMETER, root.prefix + name
 
 
-def _keep_the_model(recorder: Any) -> None:
+def _keep_the_model(recorder: ScriptRecorder) -> None:
     """Leave out that all is let go at the end of a function that trains: what is kept is the model's."""
     events, at = recorder.events, len(recorder.events)
     first = at
@@ -105,7 +110,7 @@ def _keep_the_model(recorder: Any) -> None:
     del events[first:]
 
 
-def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
+def _warnings(tracer: Tracer, trace: Trace) -> Tuple[str, ...]:
     recorder, steps = tracer.recorder, tracer.steps
     found = [*recorder.warnings]
     if steps.cut_off and recorder.cycles < _TWO:
@@ -117,15 +122,15 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
         found.append(
             f"the time limit came while memory was still growing: the job needs more than this. {LONGER}"
         )
-    elif steps.growing and not tracer.came_to_its_end:
+    elif steps.growing and not tracer.ending.came_to_its_end:
         found.append(
             "memory was still growing from step to step when the trace ended: the job needs more than this. "
             f"{LONGER}, or {MEASURED}"
         )
     if trace.unfinished:
         why, more = "", f"{LONGER}, or {MEASURED}"
-        if tracer.failure:
-            why = f", in an error ({clipped('; '.join(tracer.failure.splitlines()), _REASON)})"
+        if tracer.ending.failure:
+            why = f", in an error ({clipped('; '.join(tracer.ending.failure.splitlines()), _REASON)})"
             more = MEASURED.capitalize()
         found.append(
             f"the trace ended before the script did{why}: seen were {trace.unfinished}. What comes later may "
@@ -147,7 +152,7 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "each round of its loop keeps something on the GPU, and rounds were left out of the trace: the "
             f"job needs more than this. {MEASURED.capitalize()}"
         )
-    if not tracer.came_to_its_end:
+    if not tracer.ending.came_to_its_end:
         found += evaluations.not_reached(steps.evaluating)
     if trace.varied:
         found.append(
@@ -157,7 +162,7 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
     return tuple(found)
 
 
-def _job(tracer: Any, root: Any) -> TracedJob:
+def _job(tracer: Tracer, root: Optional[Root]) -> TracedJob:
     steps = tracer.steps
     half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     autocast = steps.autocast or tracer.recorder.half_of_weights()  # on around the model, or inside of it
@@ -176,11 +181,11 @@ def _job(tracer: Any, root: Any) -> TracedJob:
         evaluate="evaluate" in steps.phases_seen,
         loss="script",
         torch=torch_version(),
-        ranks=tracer.ranks,
+        ranks=tracer.report.ranks,
     )
 
 
-def _batch(root: Any) -> int:
+def _batch(root: Optional[Root]) -> int:
     """The first dimension of the model's first input."""
     for shape in (root.inputs or ()) if root is not None else ():
         if shape:
@@ -188,7 +193,7 @@ def _batch(root: Any) -> int:
     return 1
 
 
-def _trace(recorder: Any, job: TracedJob) -> Trace:
+def _trace(recorder: ScriptRecorder, job: TracedJob) -> Trace:
     sites: Dict[Site, int] = {}
     events: List[int] = []
     allocated = 0

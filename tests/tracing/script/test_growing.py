@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.tracing.follow.growing import Call, GrowingCalls
+from slurm_gpumem.tracing.follow.answers import Call, GrowingCalls
 
 MIB = 1 << 20
 

@@ -118,7 +118,7 @@ def _look(finder: Any, module: str) -> None:
 
 
 def test_torch_looks_for_triton_in_any_case_and_others_are_noted_once() -> None:
-    from slurm_gpumem.tracing.fake_cuda.triton_kernels import _Missing
+    from slurm_gpumem.tracing.fake_cuda.packages import _Missing
 
     notes: List[str] = []
     finder = _Missing(notes.append)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Tuple
 
 from tests.support.needs import needs_torch
@@ -85,6 +86,8 @@ def test_a_transform_that_a_loader_calls_is_no_model() -> None:
     import torch
 
     from slurm_gpumem.tracing.follow.fast_forward import FastForward
+    from slurm_gpumem.tracing.follow.steps import Steps
+    from slurm_gpumem.tracing.script.inference import Inference
 
     class Halved(torch.nn.Module):
         def forward(self, image: Any) -> Any:
@@ -93,8 +96,9 @@ def test_a_transform_that_a_loader_calls_is_no_model() -> None:
     world, recorder = _world()
     called = torch.nn.Module.__call__
     places = recorder.places
+    steps = Steps(recorder, math.inf, 8.0)
     try:
-        FastForward(recorder, places, lambda: True).install()
+        FastForward(recorder, steps, Inference(recorder, steps, math.inf, 6.0)).install()
         with world, recorder, places, recorder.loads():
             assert float(Halved()(torch.ones(3)).sum()) == 1.5
             torch.nn.Linear(3, 3)(torch.ones(3))

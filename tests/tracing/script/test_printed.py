@@ -8,7 +8,7 @@ from typing import Dict
 import pytest
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.script.printed import printed_error
+from slurm_gpumem.tracing.script.messages import printed_error
 from slurm_gpumem.tracing.script.run import Limits, trace_command
 
 _PRINTED = """\

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from types import SimpleNamespace
 from typing import Any, Dict
 
 import pytest
@@ -18,7 +17,8 @@ pytestmark = needs_torch
 def names() -> Dict[str, Any]:
     from slurm_gpumem.tracing.follow import loop_skipper
 
-    ours = loop_skipper.Rounds(SimpleNamespace())
+    nobody: Any = None
+    ours = loop_skipper.Rounds(nobody, nobody, nobody, print)
     return {"range": ours.range, "enumerate": loop_skipper.kind_of_enumerate(ours)}
 
 
@@ -39,7 +39,8 @@ def test_they_make_what_python_s_own_make(names: Dict[str, Any]) -> None:
 def test_the_range_of_a_loop_is_saved_and_copied_as_python_s_own() -> None:
     from slurm_gpumem.tracing.follow.loop_skipper import Rounds, Watched
 
-    watched = Watched(range(2, 9, 3), Rounds(SimpleNamespace()))
+    nobody: Any = None
+    watched = Watched(range(2, 9, 3), Rounds(nobody, nobody, nobody, print))
     for again in (pickle.loads(pickle.dumps(watched)), copy.copy(watched), copy.deepcopy([watched])[0]):
         assert type(again) is range
         assert again == range(2, 9, 3)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -62,16 +62,14 @@ def test_the_time_limit_says_whether_memory_was_still_growing(
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     recorder: Any = SimpleNamespace(peak_bytes=0)
-    ended: List[float] = []
-    seen = steps.Steps(recorder, 10.0, 6.0, lambda: ended.append(now[0]))
+    seen = steps.Steps(recorder, 10.0, 6.0)
     seen.counts[0] = 3
     for second in range(12):
         now[0] = float(second)
         recorder.peak_bytes = 100 * second if grows or second < 5 else recorder.peak_bytes
-        seen.check_time()
-        if ended:
+        if seen.time_is_over():
             break
-    assert ended == [11.0]
+    assert now == [11.0]
     assert seen.cut_off
     assert seen.still_growing == grows
 
@@ -93,7 +91,7 @@ def test_a_script_that_calls_nothing_after_its_time_is_late(monkeypatch: pytest.
     now = [9.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     recorder: Any = SimpleNamespace(peak_bytes=0, calls=0)
-    seen = steps.Steps(recorder, 10.0, 6.0, lambda: None)
+    seen = steps.Steps(recorder, 10.0, 6.0)
     assert not seen.is_late()
     now[0] = 20.0
     assert not seen.is_late(), "nothing has been trained"
@@ -123,18 +121,3 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
         return there() is None
 
     assert train()
-
-
-def test_an_error_while_another_thread_writes_down_what_was_seen_is_not_the_scripts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from slurm_gpumem.tracing.script import tracer as module
-
-    def wait() -> None:
-        raise SystemExit
-
-    monkeypatch.setattr(module, "_wait_for_the_end", wait)
-    tracer: Any = SimpleNamespace(_finished=True, _finisher=-1, _failure="")
-    with pytest.raises(SystemExit):
-        module.Tracer._failed_by(tracer, RuntimeError("no values"))
-    assert not tracer._failure
