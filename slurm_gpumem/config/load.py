@@ -91,9 +91,9 @@ class SlotPolicy(NamedTuple):
 
 
 class TextPolicy(NamedTuple):
-    """The `[text]` table: what to do where a model's text does not show enough."""
+    """The `[text]` table: what to do where a model's summary does not show enough."""
 
-    unknown: str = TEXTS.default("unknown")
+    custom_forward: str = TEXTS.default("custom_forward")
 
 
 class JobDefault(NamedTuple):

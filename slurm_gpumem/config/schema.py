@@ -38,14 +38,14 @@ _PARTITION_KEYS = (
         "coverage",
         COVERAGE,
         None,
-        "share of jobs that requests are to hold for; unset: 0.98 for texts whose code is known, 0.95 for "
-        "other texts, 0.9 without shapes, 0.99 for traces. Memory lines keep what they were made with",
+        "share of jobs that requests are to hold for; unset: 0.98 for summaries of library models, 0.95 "
+        "with a custom forward, 0.9 without shapes, 0.99 for traces. Memory lines keep theirs",
     ),
     Key(
         "max_slowdown",
         SLOWDOWN,
         2.0,
-        "how many times as long a step may take beside others as alone, as predicted (gpumem docs sharing)",
+        "how many times as long a step may take while sharing as alone, as predicted (gpumem docs sharing)",
     ),
     Key(
         "utilization",
@@ -115,10 +115,10 @@ TEXTS = Section(
     "text",
     (
         Key(
-            "unknown",
+            "custom_forward",
             one_of("widen", "whole-gpu", "ask"),
             "widen",
-            'for a text with classes whose forward nobody knows: "widen" (a request as wide as such networks '
+            'for a summary of a model with a custom forward: "widen" (a request as large as such models '
             'need), "whole-gpu" or "ask" (refuse until it is traced or its memory is given)',
         ),
     ),
@@ -246,17 +246,17 @@ NODE = Section(
             "on_overrun",
             one_of("end", "log", "warn", "cancel"),
             "end",
-            'for a job above its shards beside others: "end" (its GPU processes, as out of memory), "log", '
+            'for a job above its shards while sharing: "end" (its GPU processes, as out of memory), "log", '
             '"warn" (a line on its stderr) or "cancel"',
         ),
         Key(
-            "on_unfenced",
+            "on_outside_mps",
             _ACTION,
             "log",
             '"log", "warn" or "cancel" for a GPU process of a shared job outside MPS or without its limit',
         ),
         Key(
-            "unfenced",
+            "without_mps",
             one_of("start", "requeue"),
             "start",
             "what becomes of a job that MPS could not be prepared for: it starts, or the sampler requeues it",

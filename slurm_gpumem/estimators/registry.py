@@ -87,7 +87,7 @@ def refuse_guess(summary: ModelSummary, estimator: str) -> None:
     sample = example_input(summary)
     raise SummaryError(
         f"{custom.message}: an estimate may be wrong by a factor of ten.\n"
-        f"Say its input (like --input {shape_words(sample)}, the batch left out), give a text with shapes\n"
+        f"Say its input (like --input {shape_words(sample)}, the batch left out), give one with shapes\n"
         f"({torchinfo_call(sample, takes_tokens(summary))})\n"
         "or trace the training (gpumem trace -- python train.py). --estimator corrected guesses anyway."
     )

@@ -244,10 +244,10 @@ class CustomForward(NamedTuple):
     def message(self) -> str:
         """One line for people; "" where nothing is unseen."""
         if self.no_shapes:
-            return "the text shows no shapes, so what the activations take cannot be known"
+            return "the summary shows no shapes, so what the activations take cannot be known"
         if not self.classes:
             return ""
-        return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"
+        return f"what {self.classes[0]}.forward does cannot be seen in a summary; `gpumem trace` can"
 
 
 class Margin(NamedTuple):

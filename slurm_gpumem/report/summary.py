@@ -147,7 +147,7 @@ def _basis(one: JobTotals) -> str:
     if not one.shared or (one.saved is None and one.used_s is not None):
         return ""
     beside = one.alone_seen + one.alone_guessed
-    said = f"of {count(beside, 'run')} beside others: by their activity, predicted for {one.alone_guessed:,}"
+    said = f"of {count(beside, 'run')} while sharing: by their activity, predicted for {one.alone_guessed:,}"
     unknown = f"{count(one.alone_unknown, 'run')} left out: time alone not known" if one.alone_unknown else ""
     return "; ".join(filter(None, (f"exclusive time {said}" if beside else "", unknown)))
 

@@ -135,20 +135,21 @@ def _several_gpus(case: Case) -> Optional[Verdict]:
 
 
 def _custom_forward(case: Case) -> Optional[Verdict]:
-    """A text that does not show enough: what the site's rule says of it."""
-    unseen, rule, spelled = case.unseen, case.asked.config.text.unknown, case.asked.settings.spelled
+    """A summary with a custom forward: what the site's rule says of it."""
+    unseen, rule, spelled = case.unseen, case.asked.config.text.custom_forward, case.asked.settings.spelled
     if unseen is None:
         return None
     if rule == "ask":
         raise UsageError(
-            f"{unseen.message}. This site does not guess here (text.unknown): trace it, say what it needs "
-            f"({spelled('mem')}), or take a whole GPU ({spelled('exclusive-gpu')}). Nothing was submitted."
+            f"{unseen.message}. This site does not guess here (text.custom_forward): trace it, say what it "
+            f"needs ({spelled('mem')}), or take a whole GPU ({spelled('exclusive-gpu')}). "
+            "Nothing was submitted."
         )
-    # No width is enough for a guess: such a text says as little as none.
+    # No width is enough for a guess: such a summary says as little as none.
     if unseen.no_shapes:
         return Whole(_no_shapes(case))
     if rule == "whole-gpu":
-        return Whole(f"{unseen.classes[0]}.forward cannot be seen in a text (text.unknown)")
+        return Whole(f"{unseen.classes[0]}.forward cannot be seen in a summary (text.custom_forward)")
     return None
 
 
@@ -321,7 +322,7 @@ def _several(case: Case) -> bool:
 
 def _no_shapes(case: Case) -> str:
     option = case.asked.settings.spelled("input")
-    return f"the text shows no shapes, so its peak is not estimated ({option} 3x224x224 says its input)"
+    return f"the summary shows no shapes, so its peak is not estimated ({option} 3x224x224 says its input)"
 
 
 def _why_whole(case: Case) -> str:

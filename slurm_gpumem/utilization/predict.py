@@ -77,7 +77,7 @@ def why_unknown(summary: ModelSummary) -> str:
     if trace is not None and not any(phase.name == "backward" for phase in trace.phases):
         return "the trace has no training, and utilization was measured on training steps"
     if not summary.has_shapes:
-        return "the text has no shapes (torchinfo's has with an input size, gpumem summarize's)"
+        return "the summary has no shapes (torchinfo's has with an input size, gpumem summarize's)"
     unseen = registry.custom_forward(summary)
     return unseen.message if unseen is not None and unseen.is_much else ""
 

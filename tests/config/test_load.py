@@ -158,8 +158,8 @@ def test_a_wrong_slowdown_is_an_error(home: Path, text: str, message: str) -> No
 
 
 def test_what_happens_to_code_that_no_text_shows_is_the_sites_choice(home: Path) -> None:
-    assert load(home, "").text.unknown == "widen"
-    assert load(home, '[text]\nunknown = "ask"\n').text.unknown == "ask"
-    assert load(home, "", GPUMEM_TEXT_UNKNOWN="whole-gpu").text.unknown == "whole-gpu"
-    with pytest.raises(ConfigError, match=r"text\.unknown"):
-        load(home, '[text]\nunknown = "guess"\n')
+    assert load(home, "").text.custom_forward == "widen"
+    assert load(home, '[text]\ncustom_forward = "ask"\n').text.custom_forward == "ask"
+    assert load(home, "", GPUMEM_TEXT_CUSTOM_FORWARD="whole-gpu").text.custom_forward == "whole-gpu"
+    with pytest.raises(ConfigError, match=r"text\.custom_forward"):
+        load(home, '[text]\ncustom_forward = "guess"\n')

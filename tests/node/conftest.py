@@ -135,8 +135,8 @@ def write_site_config(root: Path, config: NodeConfig) -> None:
         "spool": config.spool,
         "mps_control": config.mps_control,
         "on_overrun": config.on_overrun,
-        "on_unfenced": config.on_unfenced,
-        "unfenced": config.unfenced,
+        "on_outside_mps": config.on_outside_mps,
+        "without_mps": config.without_mps,
     }
     numbers = {
         key: getattr(config, key)

@@ -167,7 +167,7 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
     asked = mps and "daemon" not in how
     if not asked:
         (desk.root / "mps-control").write_text("#!/bin/sh\nexec sleep 600\n")
-    desk.job(1, uid=USER, mode="mps" if mps else "unfenced")
+    desk.job(1, uid=USER, mode="mps" if mps else "without_mps")
     desk.job(2, mode="mps")
     tail = "\nos.close(1)\nsignal.pause()"
     made = subprocess.Popen(
@@ -261,7 +261,7 @@ def test_a_client_without_its_limit_is_noted(
 def test_a_client_without_its_limit_is_cancelled_where_the_site_wants_that(
     make_fenced: Callable[..., Fenced],
 ) -> None:
-    fenced = make_fenced(squeue=FOUR_SHARDS, on_unfenced="cancel")
+    fenced = make_fenced(squeue=FOUR_SHARDS, on_outside_mps="cancel")
     fenced.pair(100.0)
     until(lambda: fenced.desk.live() and "cancel 1" in fenced.desk.said())
 

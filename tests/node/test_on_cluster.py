@@ -137,13 +137,13 @@ def test_a_job_that_cannot_be_fenced_starts_or_is_requeued_as_the_site_chose(
     until(lambda: not site.queue())
     assert "done" in site.out(job)
     until(lambda: not site.samplers())
-    site = make_site(mps_control=missing, unfenced="requeue")
+    site = make_site(mps_control=missing, without_mps="requeue")
     job = site.submit("sleep 60")
     closed = site.root / "records" / f"{job}.0.n1.json"
     until(lambda: closed.exists() and site.record(job)["end"])
     until(lambda: site.queue() == [f"{job} PENDING"])
     record = site.record(job)
-    assert record["mode"] == "unfenced"
+    assert record["mode"] == "without_mps"
     why = f"not fenced, no MPS: {missing} is not there"
     assert set(record["notes"]) == {why, "requeued, since it was not fenced"}
     until(lambda: site.node_state() == "idle")

@@ -13,7 +13,7 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import UNFENCED, JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import WITHOUT_MPS, JobRecord, write_job_record
 from slurm_gpumem.formats.live import GpuSample, Live, read_live
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.hooks.service import sampler_environment
@@ -110,20 +110,20 @@ def test_a_process_outside_mps_is_noted(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unfenced", "mode", "restarts", "ours", "said"),
+    ("without_mps", "mode", "restarts", "ours", "said"),
     [
-        ("requeue", UNFENCED, 0, True, "requeue 1\n"),
-        ("requeue", UNFENCED, 1, True, "requeue 1\n"),
-        ("requeue", UNFENCED, 2, True, ""),
-        ("requeue", UNFENCED, 0, False, ""),
+        ("requeue", WITHOUT_MPS, 0, True, "requeue 1\n"),
+        ("requeue", WITHOUT_MPS, 1, True, "requeue 1\n"),
+        ("requeue", WITHOUT_MPS, 2, True, ""),
+        ("requeue", WITHOUT_MPS, 0, False, ""),
         ("requeue", "mps", 0, True, ""),
-        ("start", UNFENCED, 0, True, ""),
+        ("start", WITHOUT_MPS, 0, True, ""),
     ],
 )
 def test_a_job_that_could_not_be_fenced_is_requeued_twice_where_the_site_wants_that(
-    make_desk: Callable[..., Desk], unfenced: str, mode: str, restarts: int, ours: bool, said: str
+    make_desk: Callable[..., Desk], without_mps: str, mode: str, restarts: int, ours: bool, said: str
 ) -> None:
-    desk = make_desk(unfenced=unfenced)
+    desk = make_desk(without_mps=without_mps)
     claim = CommentRecord(request_mib=1024) if ours else None
     jobs.put(
         desk.folder,

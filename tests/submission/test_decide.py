@@ -227,7 +227,7 @@ def test_code_that_no_text_shows_shares_a_gpu_by_default_gets_a_whole_one_or_is_
     whole = unseen_plan("whole-gpu", model="pair.txt")
     assert whole.request is not None
     assert (whole.request.gres, whole.shared) == ("gpu:1", False)
-    assert whole.reason == "PairBlock.forward cannot be seen in a text (text.unknown)"
+    assert whole.reason == "PairBlock.forward cannot be seen in a summary (text.custom_forward)"
     with pytest.raises(
         UsageError, match=r"PairBlock\.forward .* `gpumem trace` can\. This site does not guess"
     ):
@@ -278,7 +278,9 @@ def test_a_text_without_shapes_never_decides_a_share() -> None:
         plan = unseen_plan(rule, model="pair.txt", unseen=bare)
         assert plan.request is not None
         assert (plan.request.gres, plan.shared) == ("gpu:1", False)
-        assert plan.reason.startswith("the text shows no shapes, so its peak is not estimated (--input 3x224")
+        assert plan.reason.startswith(
+            "the summary shows no shapes, so its peak is not estimated (--input 3x2"
+        )
         assert (plan.largest, decision_of(plan, build_call(plan)).peak_mib) == (None, None)
         assert re.search(r"peak [0-9]|est=|req=", f"{submission_line(plan)} {build_call(plan).added}") is None
     with pytest.raises(UsageError, match=r"shows no shapes.*This site does not guess"):

@@ -62,7 +62,7 @@ def line_command(args: argparse.Namespace, config: Config, subject: Subject) -> 
     estimator = settings.text("estimator") or "auto"
     registry.refuse_guess(summary, estimator)
     coverage = settings.coverage or config.sharing.coverage
-    _refuse(summary, job, config.text.unknown)
+    _refuse(summary, job, config.text.custom_forward)
 
     def made(job: TrainingJob) -> MemoryLine:
         with StatusLine() as status:
@@ -129,7 +129,9 @@ def _refuse(summary: ModelSummary, job: TrainingJob, rule: str) -> None:
     # A line would let such a job share where the site does not want it to: slurmctld sees only the line.
     unseen = registry.custom_forward(summary)
     if rule != "widen" and unseen is not None and unseen.is_much:
-        raise UsageError(f"{unseen.message}. This site makes no memory line from such a text (text.unknown)")
+        raise UsageError(
+            f"{unseen.message}. This site makes no memory line from such a summary (text.custom_forward)"
+        )
 
 
 def _write(script: BatchScript, line: MemoryLine) -> None:

@@ -102,7 +102,7 @@ def corrected(
     if code.is_much and counts_nodes(summary, job):
         warnings = (
             *warnings,
-            f"{summary.batch} leads every shape and is taken for the text's batch size; where it counts "
+            f"{summary.batch} leads every shape and is taken for the summary's batch size; where it counts "
             "nodes or points of fewer samples, the estimate is too low",
         )
     if group == UNUSUAL:

@@ -40,7 +40,7 @@ def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
         ) from None
     notes = [note for note in summary.warnings if note != NO_SHAPES]
     notes.append(
-        f"the text has no shapes: they were computed from the input {said} and each layer's arguments"
+        f"the summary has no shapes: they were computed from the input {said} and each layer's arguments"
     )
     # Not complete: what stands in no layer is missing, and so is what forward does between them.
     return summary._replace(layers=rows, has_shapes=True, complete=False, warnings=tuple(notes))

@@ -47,14 +47,16 @@ def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
     # What the text leaves out no longer matters, but for the input's size.
     stated = summary.has_shapes or summary.input_shapes
     warnings = (
-        () if stated else (f"the text shows no input size; {known.input} is assumed (--input says another)",)
+        ()
+        if stated
+        else (f"the summary shows no input size; {known.input} is assumed (--input says another)",)
     )
     return summary._replace(trace=trace, warnings=warnings)
 
 
 def said_of(known: KnownModel) -> Tuple[str, ...]:
     """What an estimate tells of a recognized model."""
-    alike = (f"the text is also that of {', '.join(known.alike)}",) if known.alike else ()
+    alike = (f"the summary is also that of {', '.join(known.alike)}",) if known.alike else ()
     return (f"recognized as {known.name} with {known.input}; answered by its trace", *alike)
 
 

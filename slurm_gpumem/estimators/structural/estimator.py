@@ -75,7 +75,7 @@ def rebuild(summary: ModelSummary, job: TrainingJob) -> Walk:
     summary = _without_losses(summary)
     walk = Walk(summary, job)
     if assumed:
-        walk.assume(f"the text has no shapes; assumed input: {assumed}")
+        walk.assume(f"the summary has no shapes; assumed input: {assumed}")
     tree = build_tree(summary)
     walk.has_guesses = expand_hidden(summary, tree)
     if walk.has_guesses:

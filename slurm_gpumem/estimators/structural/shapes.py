@@ -64,7 +64,7 @@ def flow(layers: Tuple[Layer, ...], inputs: Sequence[Shape]) -> Tuple[Layer, ...
     models are then off by a factor of 0.01 to 14.
     """
     if not any(layer.attributes for layer in layers):
-        raise MisfitError("the text does not show what its layers make of an input, as print(model) does")
+        raise MisfitError("the summary does not show what its layers make of an input, as print(model) does")
     guess = _Guess(inputs[0])
     for shape in inputs[1:]:
         guess.seen.setdefault(shape[1] if len(shape) > 3 else shape[-1], shape)

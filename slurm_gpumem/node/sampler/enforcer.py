@@ -1,4 +1,4 @@
-"""What the sampler does about jobs on shared GPUs: those above their shards, unfenced, or about to be killed.
+"""What the sampler does about shared jobs: those above their shards, outside MPS, or about to be killed.
 
 It is the one place where our code ends anything: processes of a job that takes more than Slurm gave it,
 beside other jobs, whose memory that is. They are taken from their MPS server, so that nobody else ends with
@@ -82,7 +82,7 @@ class Enforcer:
                 limit_mib=usage.limit_mib,
                 verified=usage.verified and usage.shards is not None,
                 beside=any(beside.values()),
-                unfenced=outside if job.fenced else 0,
+                outside=outside if job.fenced else 0,
                 unlimited=len(unlimited.get(job_id, ())),
             ):
                 log(self._folder.root, f"{message} ({action})")

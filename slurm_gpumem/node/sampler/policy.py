@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.formats.job_record import UNFENCED
+from slurm_gpumem.formats.job_record import WITHOUT_MPS
 from slurm_gpumem.node.jobs import NodeJob
 
 _MOST_REQUEUES = 2
@@ -29,12 +29,12 @@ class Watch:
         limit_mib: Optional[int],
         verified: bool,
         beside: bool,
-        unfenced: int,
+        outside: int,
         unlimited: int,
     ) -> List[Tuple[str, str]]:
         """(action, message) that are due now.
 
-        `beside`: whether other jobs are on its GPUs. `unfenced` counts GPU processes that are no MPS clients,
+        `beside`: whether other jobs are on its GPUs. `outside` counts GPU processes that are no MPS clients,
         `unlimited` clients without the limit that the task prolog gave them.
         """
         due = []
@@ -48,18 +48,18 @@ class Watch:
             due.append(("log", text))
         if self._lasts(job_id, "unlimited", unlimited > 0, now):
             text = f"job {job_id} has {unlimited} MPS client(s) whose memory limit was changed or removed"
-            due.append((self._config.on_unfenced, text))
-        if self._lasts(job_id, "unfenced", unfenced > 0, now):
-            text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
-            due.append((self._config.on_unfenced, text))
+            due.append((self._config.on_outside_mps, text))
+        if self._lasts(job_id, "outside", outside > 0, now):
+            text = f"job {job_id} has {outside} GPU process(es) outside MPS: no memory limit holds them"
+            due.append((self._config.on_outside_mps, text))
         return due
 
     def requeues(self, job: NodeJob) -> bool:
         """Whether a job that could not be fenced is to be requeued; True once per run."""
         key = (job.job_id, "start")
         if (
-            self._config.unfenced != "requeue"
-            or job.mode != UNFENCED
+            self._config.without_mps != "requeue"
+            or job.mode != WITHOUT_MPS
             or job.claim is None
             or job.restarts >= _MOST_REQUEUES
             or key in self._done

@@ -77,13 +77,13 @@ def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[
         if convolutions and re.search(_BENCHMARK, text) and not site_limits_jobs():
             found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
-                "text cannot show; gpusbatch --trace counts them"
+                "summary cannot show; gpusbatch --trace counts them"
             )
         prefetches = re.search(_PREFETCHES, text)
         if prefetches:
             found.append(
                 f"{name} uses {prefetches['name'] or prefetches['dali']}: such loaders hold about one batch "
-                "more on the GPU than a text counts; gpusbatch --trace counts it"
+                "more on the GPU than a printed summary counts; gpusbatch --trace counts it"
             )
         shards = re.search(_SHARDS, text)
         if shards:
