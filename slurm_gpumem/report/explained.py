@@ -116,8 +116,8 @@ def activity_line(activity: Optional[Activity]) -> List[str]:
     if activity is None:
         return []
     return [
-        f"its activity takes {activity.share * 100:.0f} % of the GPU at a slowdown of at most "
-        f"{activity.limit:g}; the larger of this and memory decides"
+        f"its activity takes {activity.share * 100:.0f} % of the GPU "
+        f"with a slowdown limit of {activity.limit:g}; the larger of this and memory decides"
     ]
 
 

@@ -1,4 +1,4 @@
-"""The tests that docs/admin/security.md, lab/docs/sites.md and tests/security.md name exist; everything has one."""
+"""The tests that security.md, lab/docs/sites.md and tests/security.md name exist; everything has one."""
 
 from __future__ import annotations
 
