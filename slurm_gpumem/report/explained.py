@@ -61,7 +61,7 @@ def _covered(estimate: Estimate, gpu: Gpu) -> str:
         return ""
     share, where = estimate.margin.coverage, ""
     if not (gpu.measured and gpu.workspaces_measured):
-        # Texts were compared with the same runs; a trace without convolutions carries over.
+        # Summaries were compared with the same runs; a trace without convolutions carries over.
         unsure = not by_trace(estimate) or any(
             line.startswith("cuDNN workspaces on") for line in estimate.assumptions
         )

@@ -81,7 +81,7 @@ class Case(NamedTuple):
 
     @property
     def unseen(self) -> Optional[CustomForward]:
-        """The code that a text did not show."""
+        """The code that a summary did not show."""
         return self.estimate.margin.custom_forward if self.estimate else None
 
     @property

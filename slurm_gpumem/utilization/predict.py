@@ -71,7 +71,7 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
 def why_unknown(summary: ModelSummary) -> str:
     """Why no utilization is predicted from this text; "" where it is.
 
-    On such texts predictions were off by 18 points of SM activity and more (docs/sharing.md).
+    On such summaries predictions were off by 18 points of SM activity and more (docs/sharing.md).
     """
     trace = summary.trace
     if trace is not None and not any(phase.name == "backward" for phase in trace.phases):

@@ -1,7 +1,7 @@
-"""The input that somebody states for a text: --input 3x224x224, where a text has no shapes of its own.
+"""The input that somebody states for a summary: --input 3x224x224, where a summary has no shapes of its own.
 
 A known model is then that of the stated size. Of any other print(model) the input is sent through the layers,
-whose arguments say what each makes of it. What the text itself shows counts before what is stated.
+whose arguments say what each makes of it. What the summary itself shows counts before what is stated.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 
 _MARGIN_SHOWN = 0.18
-"""Every layer is in the text: torchinfo with depth=20, torchsummary.
+"""Every layer is in the summary: torchinfo with depth=20, torchsummary.
 
 The margins are at least the 90th percentiles of (real - peak) / peak, rounded up, over runs measured on an
 H200 of the models whose name has sha1(name) % 3 != 0: that share of those runs stayed within its request."""

@@ -67,7 +67,7 @@ def variables_remark(asked: Submission, workload: Workload) -> Optional[str]:
 
 
 def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[str, ...]:
-    """What Python files that the script runs set, and a text cannot show."""
+    """What Python files that the script runs set, and a summary cannot show."""
     if summary is None or summary.trace is not None:
         return ()
     convolutions = any("conv" in layer.kind.lower() for layer in summary.layers)
