@@ -188,7 +188,7 @@ def _decide(
     if batch_script is not None and batch_script.path is not None:
         words += ["--", str(script), *map(str, args)]
     elif args:
-        raise UsageError("args need a script's path: sbatch takes no arguments for a text or wrap")
+        raise UsageError("args need a script's path: sbatch takes no arguments for a script's text or wrap")
     for word in words:
         if "\0" in word:
             raise UsageError(f"{word[:40]!r} has a null character, which no command can be given")

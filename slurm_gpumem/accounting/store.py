@@ -345,7 +345,7 @@ def _as_it_is(path: Path, config: AccountingConfig) -> Optional[Store]:
 
 
 def _slowdown(row: Mapping[str, Any], met: str) -> Optional[float]:
-    """Of a run beside others."""
+    """Of a run that shared its GPU."""
     if row["end"] is None or not row["alone_s"] or not met:
         return None
     return float((row["end"] - row["start"]) * row["gpus"] / row["alone_s"])

@@ -302,7 +302,7 @@ class JobTotals(NamedTuple):
     alone_unknown: int = 0
     """Runs that did not fail and whose time alone is not known."""
     alone_seen: int = 0
-    """Runs beside others whose time alone is known by measured or remembered activity …"""
+    """Runs that shared their GPUs and whose time alone is known by measured or remembered activity …"""
     alone_guessed: int = 0
     """… and by predicted activity."""
     redone: int = 0

@@ -66,7 +66,7 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --no-trace            not even where the site traces by default
   --model FILE          the model's summary (torchinfo, torchsummary, print(model), ...); - for standard
                         input; or its code, which is traced: train.py:build_model, timm:resnet50
-  --input SHAPE         one sample's shape, like 3x224x224, for a text without shapes (print(model));
+  --input SHAPE         one sample's shape, like 3x224x224, for a summary without shapes (print(model));
                         of several inputs: 3x224x224+10
   --batch-size N        samples per step; default: the one in the job's command, else the summary's
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
@@ -78,7 +78,7 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --estimator NAME      how to estimate; gpumem estimate --estimator all shows them
   --gpu-mem SIZE        ask for this much GPU memory (12G) instead of estimating
   --exclusive-gpu       a GPU for this job alone
-  --max-slowdown X      how much longer its steps may take beside others (1.15); default: the site's
+  --max-slowdown X      how many times as long its steps may take while sharing (1.15); default: the site's
   --coverage X          share of jobs like it that the request is to hold for (0.9); default: the site's
   --on-oom WHAT         requeue (default) or fail when it runs out of GPU memory
   --slot TIME           run in slots of 2h, 90m, ...: it saves before each one's end, lets others run

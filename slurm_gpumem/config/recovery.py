@@ -1,4 +1,4 @@
-"""The `[recovery]` table of gpumem.toml: whether and how far a failed job comes back."""
+"""The `[recovery]` table of gpumem.toml: whether and how far a failed job is run again."""
 
 from __future__ import annotations
 

@@ -37,14 +37,14 @@ _PARTITION_KEYS = (
         "coverage",
         COVERAGE,
         None,
-        "share of jobs that requests are to hold for; unset: 0.98 for texts whose code is known, 0.95 for "
-        "other texts, 0.9 without shapes, 0.99 for traces. Memory lines keep what they were made with",
+        "share of jobs that requests are to hold for; unset: 0.98 for summaries of library models, 0.95 "
+        "with a custom forward, 0.9 without shapes, 0.99 for traces. Memory lines keep theirs",
     ),
     Key(
         "max_slowdown",
         SLOWDOWN,
         2.0,
-        "how many times as long a step may take beside others as alone, as predicted (gpumem docs sharing); "
+        "how many times as long a step may take while sharing as alone, as predicted (gpumem docs sharing); "
         "100: any, only memory decides",
     ),
 )
@@ -170,7 +170,7 @@ NODE = Section(
             "on_overrun",
             one_of("end", "log", "warn", "cancel"),
             "end",
-            'for a job above its shards beside others: "end" (its GPU processes, as out of memory), "log", '
+            'for a job above its shards while sharing: "end" (its GPU processes, as out of memory), "log", '
             '"warn" (a line on its stderr) or "cancel"',
         ),
         Key("prometheus_file", PATH, None, "the node's metrics, for node_exporter's textfile collector"),

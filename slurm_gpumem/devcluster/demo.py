@@ -169,7 +169,7 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
     _title(f"2. {len(_SCRIPTS)} training jobs, submitted with gpusbatch")
     _say(
         "gpusbatch reads the model's summary and asks Slurm for a share of a GPU: enough for the memory,\n"
-        "and for how busy the job keeps the GPU, so that beside others none is predicted to take more than\n"
+        "and for how busy the job keeps the GPU, so that while sharing none is predicted to take more than\n"
         "2.5 times as long."
     )
     jobs = [_submit(cluster, name, folder) for name in _SCRIPTS]

@@ -38,7 +38,7 @@ def hook_settings(layout: Layout) -> Dict[str, str]:
 
 
 def recovery_settings(hooks: Path) -> Dict[str, str]:
-    """The lines of slurm.conf by which jobs come back after out of memory."""
+    """The lines of slurm.conf by which jobs are run again after out of memory."""
     return {key: str(hooks / name) for key, name in _RECOVERY.items()}
 
 

@@ -69,7 +69,7 @@ def within(estimate: Estimate, gpu: Gpu) -> Estimate:
 
 _REMEDIES: Mapping[str, Tuple[str, ...]] = {
     "trace": ("one measured run (its peak is remembered)",),
-    "shapeless": ("a text with shapes (torchinfo with input_size)", "a trace (gpumem trace)"),
+    "shapeless": ("a summary with shapes (torchinfo with input_size)", "a trace (gpumem trace)"),
     "hidden": ("all layers (torchinfo with depth=20)", "a trace (gpumem trace)"),
 }
 

@@ -1,8 +1,8 @@
 """What a request adds to the estimated peak, as a function of the coverage that is wanted.
 
-Of each group of jobs (texts by what they show, custom forwards, traces) it is known how far above its peak a
-job's need lies, measured on models that the fit had not seen. That distance is counted in units of
-spread^a · peak^b · batch^c, the powers being the group's. The spread of a text is how far runs of similar
+For each group of jobs (summaries by what they show, custom forwards, traces) it was measured how far above
+its peak a job's need lies, on models that the fit had not seen. That distance is counted in units of
+spread^a · peak^b · batch^c, the powers being the group's. The spread of a summary is how far runs of similar
 models are apart, that of a trace the share of its peak that is not weights or optimizer states. With b below
 1 a large job's margin is smaller than a small one's in proportion, because capacity is counted as a sum over
 all jobs. A coverage is a number of units, so the margin is smooth in size and batch.

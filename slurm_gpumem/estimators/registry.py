@@ -28,7 +28,7 @@ DEFAULT = "corrected"
 FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 """These answer only where the job has run before, and so stand in no comparison of estimators."""
 TRACE = "trace"
-"""Taken for summaries of our own, and for texts of models whose trace is stored."""
+"""Taken for summaries of our own, and for those of models whose trace is stored."""
 FOLLOW_ENVIRONMENT = (DEFAULT, TRACE)
 """Estimators whose requests follow the job's environment."""
 
@@ -57,7 +57,7 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
 
 
 def custom_forward(summary: ModelSummary) -> Optional[CustomForward]:
-    """The code that a text cannot show; None for a trace, which shows all of it, and a known model."""
+    """The code that a summary cannot show; None for a trace, which shows all of it, and a known model."""
     from slurm_gpumem.estimators.known.recognize import recognized
 
     if summary.trace is not None or recognized(summary):
@@ -75,7 +75,7 @@ def by_trace(estimate: Estimate) -> bool:
 
 
 def refuse_guess(summary: ModelSummary, estimator: str) -> None:
-    """SummaryError for a text without shapes that is of no known model, unless an estimator was chosen."""
+    """SummaryError for a summary without shapes that is of no known model, unless an estimator was chosen."""
     if estimator != "auto" or summary.has_shapes:
         return
     custom = custom_forward(summary)
@@ -86,7 +86,7 @@ def refuse_guess(summary: ModelSummary, estimator: str) -> None:
     sample = example_input(summary)
     raise SummaryError(
         f"{custom.message}: an estimate may be wrong by a factor of ten.\n"
-        f"Say its input (like --input {shape_words(sample)}, the batch left out), give a text with shapes\n"
+        f"Say its input (like --input {shape_words(sample)}, the batch left out), give one with shapes\n"
         f"({torchinfo_call(sample, takes_tokens(summary))})\n"
         "or trace the training (gpumem trace -- python train.py). --estimator corrected guesses anyway."
     )

@@ -31,7 +31,7 @@ def resolve_job(
 ) -> ResolvedJob:
     """What is stated counts, else what was traced, else presets of configuration files, else the defaults.
 
-    `input` is one sample's shape for a text without shapes. UsageError for what somebody states and the trace
+    `input` is one sample's shape where a summary has none. UsageError for what somebody states and the trace
     was made without.
     """
     if input:

@@ -226,14 +226,14 @@ class Utilization(NamedTuple):
 
 
 class CustomForward(NamedTuple):
-    """What depends on custom code, which a text cannot show: `forward` of classes that somebody wrote."""
+    """What depends on custom code, which a summary cannot show: `forward` of classes that somebody wrote."""
 
     share: float
-    """Of the outputs that the text shows: what such classes get from their layers."""
+    """Of the outputs that the summary shows: what such classes get from their layers."""
     classes: Tuple[str, ...]
     """Those classes, the weightiest first; empty where every forward is known."""
     no_shapes: bool = False
-    """Whether the text shows no shapes either, so that the activations are a guess."""
+    """Whether the summary shows no shapes either, so that the activations are a guess."""
 
     @property
     def is_much(self) -> bool:
@@ -244,10 +244,10 @@ class CustomForward(NamedTuple):
     def message(self) -> str:
         """One line for people; "" where nothing is unseen."""
         if self.no_shapes:
-            return "the text shows no shapes, so what the activations take cannot be known"
+            return "the summary shows no shapes, so what the activations take cannot be known"
         if not self.classes:
             return ""
-        return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"
+        return f"what {self.classes[0]}.forward does cannot be seen in a summary; `gpumem trace` can"
 
 
 class Margin(NamedTuple):
@@ -266,7 +266,7 @@ class Margin(NamedTuple):
     wanted_mib: Optional[int] = None
     """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
     custom_forward: Optional[CustomForward] = None
-    """The code that the text could not show, where the margin is wider because of it."""
+    """The code that the summary could not show, where the margin is wider because of it."""
 
 
 NO_MARGIN = Margin()
@@ -293,7 +293,7 @@ class Estimate(NamedTuple):
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it ..."""
     no_utilization: str = ""
-    """... and why, where the text shows too little."""
+    """... and why, where the summary shows too little."""
 
     @property
     def sure_mib(self) -> int:

@@ -62,7 +62,7 @@ def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int
 
 
 def jump_before(estimate: Estimate, again: Estimating) -> Optional[Jump]:
-    """What makes the peak jump just below this batch; None where it does not, as never from a text."""
+    """What makes the peak jump just below this batch; None where it does not, as never from a summary."""
     batch = estimate.job.batch_size
     below = batch * 7 // 8
     if not estimate.estimator.startswith("trace") or not 0 < below < batch:

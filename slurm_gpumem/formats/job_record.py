@@ -40,11 +40,13 @@ SCHEMA = "gpumem-job/2"
 MAX_BYTES = MIB
 _SCHEMA_PREFIX = "gpumem-job/"
 _MOST_MET, _MOST_STATE = 64, 24
-MPS, MPS_SHARED, TIMESLICE, UNFENCED, MIG = "mps", "mps-shared", "timeslice", "unfenced", "mig"
-"""UNFENCED is the mode of a run that should have got MPS and did not (its notes say why), MIG that of one
+MPS, MPS_SHARED, TIMESLICE, WITHOUT_MPS, MIG = "mps", "mps-shared", "timeslice", "without_mps", "mig"
+"""WITHOUT_MPS is the mode of a run that should have got MPS and did not (its notes say why), MIG that of one
 on an instance of its own, which the hardware fences."""
+_OLD_MODES = {"unfenced": WITHOUT_MPS}
+"""As earlier records call them."""
 OVERRUN, CROWDED = "overrun", "crowded"
-"""Events: the job was ended, since it took more than its shards beside others; another one did, beside it."""
+"""Events: the job was ended for taking more than its shards while sharing; another job there was."""
 _NO_CLAIM = CommentRecord()
 _KILLS = (SIGKILL, SIGTERM)
 _DECODE = json.JSONDecoder().raw_decode
@@ -184,7 +186,7 @@ class JobRecord(NamedTuple):
     partition: str = ""
     user: str = ""
     mode: str = ""
-    """MPS (its user's own server), MPS_SHARED (one for all users), TIMESLICE, MIG or UNFENCED."""
+    """MPS (its user's own server), MPS_SHARED (one for all users), TIMESLICE, MIG or WITHOUT_MPS."""
     gpus: Tuple[str, ...] = ()
     """UUIDs, in Slurm's order."""
     claim: Optional[CommentRecord] = None
@@ -302,7 +304,7 @@ def job_record_from(table: Mapping[str, Any]) -> JobRecord:
         clean_name(cluster) if type(cluster) is str else "",
         clean_name(partition) if type(partition) is str else "",
         clean_name(user) if type(user) is str else "",
-        clean_name(mode) if type(mode) is str else "",
+        _OLD_MODES.get(mode, clean_name(mode)) if type(mode) is str else "",
         tuple([clean_name(uuid) for uuid in gpus[:MOST_ITEMS] if type(uuid) is str])
         if type(gpus) is list
         else (),

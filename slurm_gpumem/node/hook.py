@@ -21,7 +21,15 @@ from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import remove
 from slurm_gpumem.formats.comment import CommentRecord, parse_end, parse_record
-from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent, JobRecord
+from slurm_gpumem.formats.job_record import (
+    MIG,
+    MPS,
+    MPS_SHARED,
+    TIMESLICE,
+    WITHOUT_MPS,
+    FaultEvent,
+    JobRecord,
+)
 from slurm_gpumem.formats.live import read_live_jobs
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.formats.verdicts import CHECKPOINTED
@@ -80,7 +88,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
         jobs.put(folder, job)
     except OSError as error:
-        job = _unfenced(job, f"it could not be noted: {error}")
+        job = _without_mps(job, f"it could not be noted: {error}")
         log(folder.root, f"job {job.job_id}: {job.notes[-1]}")
         # Its epilog closes this one: nothing else knows when it began.
         record, store = records.open_record(job, node), RecordStore(folder, config.spool, node)
@@ -90,7 +98,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     start_sampler(folder, node)
     why = mps_limits.fence(folder, config, job, gpus) if job.fenced else ""
     if why:
-        job = replace(job, mode=UNFENCED, notes=(*job.notes, f"not fenced, no MPS: {why}"))
+        job = replace(job, mode=WITHOUT_MPS, notes=(*job.notes, f"not fenced, no MPS: {why}"))
         jobs.put(folder, job)
     if not job.fenced:
         mps_limits.tell_tasks(folder, config, job, gpus)
@@ -110,7 +118,7 @@ def note_late(folder: RunFolder, config: NodeConfig, request: Request) -> Option
     # In whole seconds, as the shell counts a slot from here.
     passed = job.started - int(request.at)
     job = replace(job, started=float(int(request.at)), booted_s=job.booted_s - passed)
-    job = _unfenced(job, "its prolog gave up before it was served")
+    job = _without_mps(job, "its prolog gave up before it was served")
     # Noted first: what the shell has told its tasks stays.
     jobs.put(folder, job)
     _finish_earlier_run(folder, config, before, job, request.env.get("SLURMD_NODENAME", ""))
@@ -184,13 +192,13 @@ def record_unannounced(folder: RunFolder, config: NodeConfig, env: Mapping[str, 
     if opened is not None:
         lost = f"{folder.root} had lost this run when it ended: what was measured last is missing"
         opened = opened._replace(notes=(*opened.notes, lost))
-        job = replace(job, restarts=opened.restarts, mode=UNFENCED)  # there is no server to ask about it
+        job = replace(job, restarts=opened.restarts, mode=WITHOUT_MPS)  # there is no server to ask about it
     else:
         run = job.restarts - 1 if job.restarts and before is None else job.restarts
         begun = env.get("SLURM_JOB_START_TIME", "")
         job = replace(job, restarts=run, started=float(begun) if begun.isdigit() else at)
         why = "Slurm ran no Prolog for this run" + ("" if begun else ": its start is not known")
-        job = _unfenced(job, why)
+        job = _without_mps(job, why)
         opened = records.open_record(job, node)
     log(folder.root, f"job {job.job_id}: {opened.notes[-1]}")
     record = _ended_record(folder, config, job, opened, env)._replace(end=max(at, opened.start))
@@ -238,9 +246,9 @@ def _finish_earlier_run(
         finish(folder, config, replace(before, notes=(*before.notes, note)), node)
 
 
-def _unfenced(job: NodeJob, why: str) -> NodeJob:
+def _without_mps(job: NodeJob, why: str) -> NodeJob:
     """The job, whose tasks were told nothing."""
-    mode, note = (UNFENCED, f"not fenced: {why}") if job.fenced else (job.mode, why)
+    mode, note = (WITHOUT_MPS, f"not fenced: {why}") if job.fenced else (job.mode, why)
     return replace(job, mode=mode, notes=(*job.notes, note))
 
 

@@ -42,7 +42,7 @@ class NodeJob:
     gpus: Tuple[str, ...]
     """UUIDs, in Slurm's order."""
     mode: str
-    """MPS, MPS_SHARED, TIMESLICE, MIG, or UNFENCED: to be fenced, and not."""
+    """MPS, MPS_SHARED, TIMESLICE, MIG, or WITHOUT_MPS: to be fenced, and not."""
     started: float
     """Unix time of the prolog."""
     restarts: int = 0

@@ -1,4 +1,4 @@
-"""Whether a failed job comes back, and with what request: decided from what Slurm says about it now."""
+"""Whether a failed job is run again, and with what request: decided from what Slurm says about it now."""
 
 from __future__ import annotations
 

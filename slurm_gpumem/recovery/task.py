@@ -75,7 +75,7 @@ class Measured(NamedTuple):
     fresh: bool = False
     """Whether it was written just now: an older one can say that much was used, not that little was."""
     overran: bool = False
-    """Whether the node ended its processes, because it took more than its share beside others."""
+    """Whether the node ended its processes, because it took more than its share while sharing."""
     crowded: bool = False
     """Whether another job took more than its share beside it."""
 

@@ -71,7 +71,7 @@ def fit_line(estimate: Estimate, gpu: Gpu) -> List[str]:
 
 def warnings_of(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
     """What the reader and the estimator warn of, each once, in order."""
-    # What a text leaves out does not matter where its model's own trace answers.
+    # What a summary leaves out does not matter where its model's own trace answers.
     by_text = summary.warnings if summary.trace is not None or not by_trace(estimate) else ()
     return tuple(dict.fromkeys((*by_text, *estimate.warnings)))
 

@@ -61,7 +61,7 @@ def _covered(estimate: Estimate, gpu: Gpu) -> str:
         return ""
     share, where = estimate.margin.coverage, ""
     if not (gpu.measured and gpu.workspaces_measured):
-        # Texts were compared with the same runs; a trace without convolutions carries over.
+        # Summaries were compared with the same runs; a trace without convolutions carries over.
         unsure = not by_trace(estimate) or any(
             line.startswith("cuDNN workspaces on") for line in estimate.assumptions
         )
@@ -116,8 +116,8 @@ def activity_line(activity: Optional[Activity]) -> List[str]:
     if activity is None:
         return []
     return [
-        f"its activity takes {activity.share * 100:.0f} % of the GPU at a slowdown of at most "
-        f"{activity.limit:g}; the larger of this and memory decides"
+        f"its activity takes {activity.share * 100:.0f} % of the GPU "
+        f"with a slowdown limit of {activity.limit:g}; the larger of this and memory decides"
     ]
 
 

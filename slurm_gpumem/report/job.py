@@ -214,7 +214,7 @@ def _verdict(row: JobRow) -> List[str]:
     elif row.companions and row.end is not None:
         use.append("how much slower than alone is not known")
     if row.said_at_most is not None and row.companions:
-        use.append(f"said: about {row.said_slowdown:.1f}, at most {row.said_at_most:.1f}")
+        use.append(f"expected slowdown {row.said_slowdown:.1f}x, worst case {row.said_at_most:.1f}x")
     if row.idle_s:
         use.append(f"held its GPU idle for {duration(row.idle_s)}")
     if row.energy_j is not None:

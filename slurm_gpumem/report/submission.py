@@ -98,7 +98,7 @@ def _may_be_slower(plan: Plan) -> str:
     if worst is None or worst < 1.05:
         return ""
     usual = largest.activity.usual(worst)
-    return f"expected slowdown while sharing {usual:.1f}x, at most {worst:.1f}x"
+    return f"expected slowdown while sharing {usual:.1f}x, worst case {worst:.1f}x"
 
 
 def explain_submission(plan: Plan) -> List[str]:

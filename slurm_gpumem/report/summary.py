@@ -147,7 +147,7 @@ def _basis(one: JobTotals) -> str:
     if not one.shared or (one.saved is None and one.used_s is not None):
         return ""
     beside = one.alone_seen + one.alone_guessed
-    said = f"of {count(beside, 'run')} beside others: by their activity, predicted for {one.alone_guessed:,}"
+    said = f"of {count(beside, 'run')} while sharing: by their activity, predicted for {one.alone_guessed:,}"
     unknown = f"{count(one.alone_unknown, 'run')} left out: time alone not known" if one.alone_unknown else ""
     return "; ".join(filter(None, (f"exclusive time {said}" if beside else "", unknown)))
 
@@ -227,10 +227,14 @@ def _waster_lines(wasters: Sequence[Waster]) -> List[str]:
     lines = []
     for waster in wasters:
         wasted, granted = waster.wasted_mib_s / _MIB_S_PER_GIB_H, waster.granted_mib_s / _MIB_S_PER_GIB_H
+        unit = "GiB-hours"
+        if granted < 1:
+            wasted, granted, unit = 60 * wasted, 60 * granted, "GiB-minutes"
+        digits = 0 if granted >= 10 else 1
         name = fitted(printable(waster.user), _NAME)
         lines.append(
-            f"{name:<{width}} {wasted:>10,.0f} of {granted:,.0f} GiB-hours in {count(waster.jobs, 'job')}, "
-            f"most in job {waster.worst_name or waster.worst_job}"
+            f"{name:<{width}} {wasted:>10,.{digits}f} of {granted:,.{digits}f} {unit} "
+            f"in {count(waster.jobs, 'job')}, most in job {waster.worst_name or waster.worst_job}"
         )
     return lines
 

@@ -83,7 +83,7 @@ class Policy(NamedTuple):
     by_activity: float = 0.0
     """A slowdown: shares also cover the job's activity, so that it stays within it; 0: memory only."""
     recovery_blocks: bool = False
-    """While a crashed job waits for a GPU to itself, no other is placed beside others."""
+    """While a crashed job waits for a GPU to itself, no other is placed on a GPU with others."""
     backfill: bool = False
     """Slurm's main scheduler and backfill; else strictly the first of the queue."""
 

@@ -89,7 +89,7 @@ SLURM_POLICIES: Dict[str, Policy] = {
 
 ALONE, SHARED, BOUNDED = "whole GPUs", "shared", "shared, bounded"
 REQUEST_MARGIN = 0.2
-"""What requests exceed the real need by: the median over all runs that estimates from a text were judged
+"""What requests exceed the real need by: the median over all runs that estimates from a summary were judged
 on."""
 STARTUP_MIB, STARTUP_S = 600, 30.0
 _CERTAIN = 0.02

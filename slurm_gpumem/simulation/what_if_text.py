@@ -15,6 +15,8 @@ from slurm_gpumem.text import clipped, count
 
 SCHEMA = "gpumem-what-if/1"
 _SHOWN = 5
+_NO_WAIT_H = 0.01
+"""A mean wait below this is none."""
 ROWS: Tuple[Tuple[str, Callable[[Totals], float], int], ...] = (
     ("GPU-hours with a job on the GPU", lambda t: t.gpu_hours, 0),
     ("mean wait, hours", lambda t: t.waiting_h, 2),
@@ -123,11 +125,14 @@ def how_sure(found: WhatIf) -> List[str]:
         f"How sure: recorded mean wait {found.recorded_wait_h:.2f} h (95 %: {found.recorded_p95_h:.2f} h), "
         f"simulated without sharing {simulated.waiting_h:.2f} h ({simulated.waiting_p95_h:.2f} h);"
     ]
+    waited = max(simulated.waiting_h, found.recorded_wait_h) >= _NO_WAIT_H
     far = abs(simulated.waiting_h - found.recorded_wait_h) > 0.5 * max(found.recorded_wait_h, 0.1)
     lines.append(
         "  far apart: limits, fair share, reservations and down nodes are not in sacct; trust the ratio only."
         if far
         else "  close enough to trust the difference."
+        if waited
+        else "  nobody waited, so this does not show how well the simulation fits."
     )
     assumed = found.sources.get(ASSUMED, 0.0)
     if len(found.totals) > 1:

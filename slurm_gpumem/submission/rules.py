@@ -87,7 +87,7 @@ class Case(NamedTuple):
 
     @property
     def unseen(self) -> Optional[CustomForward]:
-        """The code that a text did not show."""
+        """The code that a summary did not show."""
         return self.estimate.margin.custom_forward if self.estimate else None
 
     @property
@@ -141,7 +141,7 @@ def _several_gpus(case: Case) -> Optional[Verdict]:
 
 
 def _custom_forward(case: Case) -> Optional[Verdict]:
-    """A text without shapes says as little as none: no width is enough for a guess."""
+    """A summary without shapes says as little as none: no width is enough for a guess."""
     return Whole(_no_shapes(case)) if case.unseen and case.unseen.no_shapes else None
 
 
@@ -296,7 +296,7 @@ def _several(case: Case) -> bool:
 
 def _no_shapes(case: Case) -> str:
     option = case.asked.settings.spelled("input")
-    return f"the text shows no shapes, so its peak is not estimated ({option} 3x224x224 says its input)"
+    return f"the summary shows no shapes, so its peak is not estimated ({option} 3x224x224 says its input)"
 
 
 def _why_whole(case: Case) -> str:

@@ -163,7 +163,7 @@ def _job(plan: Plan) -> Optional[TrainingJob]:
 
 
 def _said(activity: Optional[Activity], request: Optional[GpuRequest]) -> str:
-    """How much longer it takes beside others, as its owner is told: for `gpumem report`."""
+    """How much longer it takes while sharing, as its owner is told: for `gpumem report`."""
     if activity is None or request is None or not request.per_gpu:
         return ""
     worst = activity.worst(request.units / request.per_gpu)

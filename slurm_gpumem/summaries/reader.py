@@ -82,7 +82,7 @@ def binary_kind(data: bytes) -> str:
     """Name a binary file by its first bytes."""
     if data.startswith(_CHECKPOINTS) or data[8:10] == b'{"':
         return "a checkpoint (the weights, not the summary)"
-    return "a binary file, not the text of a model summary"
+    return "a binary file, not a model summary"
 
 
 # Find out which format a summary has (formats.py) and hand the text to its parser.

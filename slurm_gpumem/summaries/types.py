@@ -76,7 +76,7 @@ class Layer(NamedTuple):
     called: bool = True
     """False when the summary shows that forward never called it (its parent may still use its weights)."""
     derived: Tuple[str, ...] = ()
-    """Names of fields that are not in the text but worked out from it ("inputs", "outputs", "params")."""
+    """Names of fields that are not in the summary but worked out from it ("inputs", "outputs", "params")."""
     params_known: bool = True
     """False when the text neither gives the parameters nor what is needed to compute them."""
 

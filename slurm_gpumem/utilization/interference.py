@@ -3,7 +3,7 @@
 A job presses on its neighbours as hard as it drives the multiprocessors (a little more or less by how it does
 that), pressures add up, and what they do to a job depends on the job:
 
-    step beside others / step alone = max(1, own activity + pressure) + pressure · sensitivity
+    step while sharing / step alone = max(1, own activity + pressure) + pressure · sensitivity
 
 the maximum rounded off. The first term is the GPU's time shared out; the second the waiting of small kernels
 behind large ones, which hits jobs of many short kernels hardest. Because pressures add up and more of them is

@@ -52,7 +52,7 @@ _LIMIT = 6.0
 
 
 class TextQuality(NamedTuple):
-    """What is known of a text or trace besides its work."""
+    """What is known of a summary or trace besides its work."""
 
     guessed: bool = False
 

@@ -81,13 +81,13 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
 def why_unknown(summary: ModelSummary) -> str:
     """Why no utilization is predicted from this text; "" where it is.
 
-    On such texts predictions were off by 18 points of SM activity and more (docs/sharing.md).
+    On such summaries predictions were off by 18 points of SM activity and more (docs/sharing.md).
     """
     trace = summary.trace
     if trace is not None and not any(phase.name == "backward" for phase in trace.phases):
         return "the trace has no training, and utilization was measured on training steps"
     if not summary.has_shapes:
-        return "the text has no shapes (torchinfo's has with an input size, gpumem summarize's)"
+        return "the summary has no shapes (torchinfo's has with an input size, gpumem summarize's)"
     unseen = registry.custom_forward(summary)
     return unseen.message if unseen is not None and unseen.is_much else ""
 

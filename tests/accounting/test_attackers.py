@@ -310,7 +310,7 @@ def test_a_users_own_report_agrees_with_roots_on_every_figure(site: Site) -> Non
     assert [row["job_id"] for row in mine] == [row["job_id"] for row in roots] == [2, *range(11, 15), 16, 17]
     for whole, seen in zip(roots, mine):
         differing = {key for key in whole if whole[key] != seen[key]}
-        # What the GPU's time beside others comes to needs their records: not known, never wrong.
+        # What the GPU's time while sharing comes to needs their records: not known, never wrong.
         beside = whole["job_id"] in (14, 16)
         assert differing == ({"used_s"} if beside else set()), whole["job_id"]
         assert seen["used_s"] is None or not beside

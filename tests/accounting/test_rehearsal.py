@@ -189,8 +189,8 @@ def test_the_report_says_what_its_exclusive_time_rests_on(known: str, desk: Any)
     total = replay(*desk, "shared", known).summary()
     text = "\n".join(summary_lines(total, (), ""))
     assert {
-        "remembered": "exclusive time of 8 runs beside others: by their activity, predicted for 0",
-        "predicted": "exclusive time of 8 runs beside others: by their activity, predicted for 7",
+        "remembered": "exclusive time of 8 runs while sharing: by their activity, predicted for 0",
+        "predicted": "exclusive time of 8 runs while sharing: by their activity, predicted for 7",
         "unknown": "without sharing: mostly not known",
     }[known] in text
     assert ("saved" in text) == (known != "unknown")

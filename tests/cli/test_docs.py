@@ -52,6 +52,14 @@ def test_an_unknown_page_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
     assert "did you mean 'recovery'" in capsys.readouterr().err
 
 
+def test_an_unknown_page_is_refused_with_a_list_of_all_each_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["docs", "WRONG"]) == 2
+    listed = capsys.readouterr().err.partition("known: ")[2].strip().split(", ")
+    assert {"trace", "user/quickstart", "admin/quickstart"} <= set(listed)
+    pages = [name.rpartition("/")[2] for name in listed if not name.endswith("quickstart")]
+    assert len(pages) == len(set(pages))
+
+
 def test_links_become_names_of_pages() -> None:
     text = (
         "see [how](../admin/node.md#x), [node.md](../admin/node.md), ![a chart](a.svg), [web](https://x.y/)"

@@ -346,7 +346,7 @@ def test_what_was_said_of_slowdowns_stands_beside_what_was_measured(site: Path, 
     _, out, _ = report("-P", "-n", "-o", "JobID,Said,AtMost")
     assert out == "7|1.43|1.50\n8|1.43|1.50\n"
     _, out, _ = report("-j", "7")
-    assert "said: about 1.4, at most 1.5" in out
+    assert "expected slowdown 1.4x, worst case 1.5x" in out
     write(site / "spool", hour_ago(9, claim={**claim, "said": "fast"}))
     _, out, _ = report("-P", "-n", "-o", "JobID,Said,AtMost", "-j", "9")
     assert out == "9||\n"

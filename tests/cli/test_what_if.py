@@ -70,6 +70,16 @@ def test_a_history_with_gpu_use_gives_one_figure_each_and_no_names(
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_where_nobody_waited_it_does_not_say_that_the_simulation_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["what-if", "--from", _file(tmp_path, known=True, jobs=2)]) == 0
+    text = capsys.readouterr().out
+    assert "recorded mean wait 0.00 h" in text
+    assert "nobody waited, so this does not show how well the simulation fits" in text
+    assert "close enough" not in text
+
+
 def test_without_gpu_use_the_answer_is_a_range_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

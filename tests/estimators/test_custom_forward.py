@@ -54,7 +54,7 @@ def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
     )
     found = custom_forward(summary)
     assert found.is_much
-    assert found.message == "what PairBlock.forward does cannot be seen in a text; `gpumem trace` can"
+    assert found.message == "what PairBlock.forward does cannot be seen in a summary; `gpumem trace` can"
     answer = registry.run("corrected", summary, TrainingJob(8), find_gpu("h200"))
     assert f"the margin is large: {found.message}" in answer.warnings
     assert answer.margin.custom_forward == found

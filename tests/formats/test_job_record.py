@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import (
+    WITHOUT_MPS,
     BadRecordError,
     FaultEvent,
     GpuFigures,
@@ -181,6 +182,10 @@ def test_a_gpus_figures_are_numbers_within_bounds_or_not_known(name: Any, value:
     assert all(number is None or 0 <= number < 1e15 for number in numbers)
     assert isinstance(found.name, str)
     assert len(found.name) <= 64
+
+
+def test_the_mode_of_an_earlier_record_gets_its_new_name() -> None:
+    assert job_record_from({**job_record_table(FULL), "mode": "unfenced"}).mode == WITHOUT_MPS
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_run() -> None:

@@ -17,7 +17,7 @@ def report(results: Dict[str, Any]) -> str:
         "limits": _limits,
         "four jobs": _four,
         "sampler overhead": _overhead,
-        "unfenced and replaced": _unfenced,
+        "unfenced and replaced": _without_mps,
         "afterwards": _afterwards,
     }
     for name, part in parts.items():
@@ -125,7 +125,7 @@ def _overhead(part: Dict[str, Any]) -> List[str]:
     ]
 
 
-def _unfenced(part: Dict[str, Any]) -> List[str]:
+def _without_mps(part: Dict[str, Any]) -> List[str]:
     return [
         f"Notes of the job without MPS: {part['notes']}.",
         f"{part['daemons_killed']} MPS processes killed; the next job ran in mode {part['replaced_mode']}, "

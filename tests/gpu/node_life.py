@@ -361,24 +361,24 @@ class Life:
             "ok": on / off - 1 <= 0.005,
         }
 
-    def unfenced(self) -> Dict[str, Any]:
+    def without_mps(self) -> Dict[str, Any]:
         """A job without its MPS variables: does the sampler notice? A killed daemon: is it replaced?"""
         m = self.machine
         m.submit(
-            "unfenced",
+            "without_mps",
             0,
             "train",
             4,
             seconds=9 * self.pace + 4,
             prelude="unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
         )
-        trained = m.trains(["unfenced"], 5, 40)
+        trained = m.trains(["without_mps"], 5, 40)
         killed = m.mps_pids()
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         m.submit("replaced", 0, "train", 4, seconds=5 * self.pace)
-        m.ended(["unfenced", "replaced"], 60)
-        record, following = m.record("unfenced"), m.record("replaced")
+        m.ended(["without_mps", "replaced"], 60)
+        record, following = m.record("without_mps"), m.record("replaced")
         return {
             "trained": trained,
             "notes": record.get("notes"),
@@ -484,7 +484,7 @@ def main() -> int:
         life.part("illegal access", 40, life.illegal)
         life.part("scancel", 30, life.scancel)
         life.part("sampler overhead", 90, life.overhead)
-        life.part("unfenced and replaced", 30, life.unfenced)
+        life.part("unfenced and replaced", 30, life.without_mps)
         life.part("afterwards", 5, life.afterwards)
     except LifeError as error:
         life.results["stopped"] = str(error)

@@ -1,4 +1,4 @@
-"""Recovery tried for life: one of two PyTorch jobs outgrows its share, and comes back alone.
+"""Recovery tried for life: one of two PyTorch jobs outgrows its share, and is run again alone.
 
 As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root:
 
@@ -171,7 +171,7 @@ class Recovery:
 
 def report(results: Dict[str, Any]) -> str:
     """The results for people."""
-    lines = ["# A job outgrows its share and comes back", ""]
+    lines = ["# A job outgrows its share and is run again", ""]
     lines += ["Made by `tests/gpu/recovery_life.py`.", "", "## The run", ""]
     lines += [f"- {key}: {value}" for key, value in (results.get("machine") or {}).items()]
     if results.get("stopped"):

@@ -13,7 +13,7 @@ from typing import Iterator, List
 
 import pytest
 
-from slurm_gpumem.formats.job_record import UNFENCED
+from slurm_gpumem.formats.job_record import WITHOUT_MPS
 from slurm_gpumem.node import jobs, processes, records
 from slurm_gpumem.node.log import ProblemLog
 from slurm_gpumem.node.mps import mps_dirs, mps_limits
@@ -62,7 +62,7 @@ def test_a_daemon_that_its_owner_stopped_delays_nobody_elses_jobs(node: Node) ->
         assert hook.wait(timeout=240) == 0
     # The attacker's own jobs are fenced or say that they are not; none is in between.
     for job in jobs.all_jobs(node.folder):
-        assert job.mode == "mps" or (job.mode == UNFENCED and "not fenced" in job.notes[0]), job
+        assert job.mode == "mps" or (job.mode == WITHOUT_MPS and "not fenced" in job.notes[0]), job
 
 
 @pytest.mark.timing
@@ -258,6 +258,6 @@ def test_a_job_that_cannot_be_fenced_says_so_in_its_record(node: Node) -> None:
     for name in ("prolog", "epilog"):
         assert node.hook(name, node.env(7)).returncode == 0
     (record,) = records.read_records(node.config.spool, 7)
-    assert record.mode == UNFENCED
+    assert record.mode == WITHOUT_MPS
     assert "not fenced, no MPS" in record.notes[0]
     assert "ended with 3" in record.notes[0]

@@ -164,7 +164,7 @@ def test_without_mps_the_job_is_not_fenced_and_its_record_says_so(node: Node) ->
     node.hook("prolog", node.env(7))
     node.hook("epilog", node.env(7))
     record = _records(node)[7]
-    assert record["mode"] == "unfenced"
+    assert record["mode"] == "without_mps"
     assert "not fenced, no MPS" in record["notes"][0]
 
 

@@ -167,7 +167,7 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
     asked = mps and "daemon" not in how
     if not asked:
         (desk.root / "mps-control").write_text("#!/bin/sh\nexec sleep 600\n")
-    desk.job(1, uid=USER, mode="mps" if mps else "unfenced")
+    desk.job(1, uid=USER, mode="mps" if mps else "without_mps")
     desk.job(2, mode="mps")
     tail = "\nos.close(1)\nsignal.pause()"
     made = subprocess.Popen(

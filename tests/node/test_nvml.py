@@ -172,7 +172,7 @@ def test_a_counter_that_is_no_number_is_none(odd: float) -> None:
     assert source.sample("GPU-aa").sm_active is None
 
 
-def test_without_the_list_of_clients_nobody_is_called_unfenced() -> None:
+def test_without_the_list_of_clients_nobody_is_said_to_be_outside_mps() -> None:
     assert NvmlSource(opened(driver(processes=[(5, MIB)])), []).processes("GPU-aa") == (
         GpuProcess(5, 1.0, None),
     )

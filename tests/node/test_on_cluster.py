@@ -137,7 +137,7 @@ def test_a_job_that_cannot_be_fenced_starts_and_its_record_says_so(
     until(lambda: not site.queue())
     assert "done" in site.out(job)
     record = site.record(job)
-    assert record["mode"] == "unfenced"
+    assert record["mode"] == "without_mps"
     assert record["notes"] == [f"not fenced, no MPS: {missing} is not there"]
     until(lambda: site.node_state() == "idle")
 

@@ -240,7 +240,7 @@ def checks(config: NodeConfig, times: list[float], **what: Any) -> list[tuple[st
                 "limit_mib": 8192,
                 "verified": True,
                 "beside": True,
-                "unfenced": 0,
+                "outside": 0,
                 "unlimited": 0,
                 **what,
             },
@@ -271,7 +271,7 @@ def test_a_job_within_its_shards_is_left_alone() -> None:
 
 def test_a_process_outside_mps_is_noted_and_ends_nothing() -> None:
     config = NodeConfig(on_overrun="cancel", grace_s=1.0)
-    assert [action for action, _ in checks(config, [0, 2], mib=1.0, unfenced=2)] == ["log"]
+    assert [action for action, _ in checks(config, [0, 2], mib=1.0, outside=2)] == ["log"]
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def in_spool(node: Node) -> JobRecord:
 def test_a_run_without_a_prolog_is_recorded_by_the_sampler(served: Node) -> None:
     served.hook("epilog", run_env(served, 0, "3:0"))
     record = in_spool(served)
-    assert (record.exit_code, record.mode) == (3, "unfenced")
+    assert (record.exit_code, record.mode) == (3, "without_mps")
     assert record.notes == ("not fenced: Slurm ran no Prolog for this run: its start is not known",)
     assert jobs.get(served.folder, 7) is None
 

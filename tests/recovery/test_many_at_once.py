@@ -1,4 +1,4 @@
-"""Many jobs run out of GPU memory at the same moment: all come back, and the controller answers meanwhile.
+"""Many jobs run out of GPU memory at once: all are run again, and the controller answers meanwhile.
 
 10 jobs; the long form has 100.
 """

@@ -1,4 +1,4 @@
-"""Recovery on real daemons: who comes back, with what, how often. All jobs run side by side."""
+"""Recovery on real daemons: who is run again, with what, how often. All jobs run side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job above its shards beside others comes back with more, one whose memory it took as it was."""
+"""A job above its shards while sharing is run again with more, one whose memory it took as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preemption by requeueing: shared jobs come back as they were, and no run counts as out of memory."""
+"""Preemption by requeueing: shared jobs are run again as they were, and no run counts as out of memory."""
 
 from __future__ import annotations
 

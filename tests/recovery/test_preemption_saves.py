@@ -1,4 +1,4 @@
-"""Preemption of programs that save: whatever the grace time, they come back and do no step twice."""
+"""Preemption of programs that save: whatever the grace time, they are run again and do no step twice."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_why_the_share_is_larger_and_what_it_may_cost_stand_below_the_line(sourc
     share = SHARE._replace(units=12, activity_units=12, reason="12 of 40 shards on an a100")
     *_, asked, cost = submission_line(plan(share, activity=busy)).split("\n")
     assert asked == f"asking for 12 of 40 shards on an a100: 3 for memory, 12 for GPU load{why}"
-    assert re.fullmatch(r"expected slowdown while sharing [0-9.]+x, at most [0-9.]+x", cost)
+    assert re.fullmatch(r"expected slowdown while sharing [0-9.]+x, worst case [0-9.]+x", cost)
     line = submission_line(plan(share, activity=busy._replace(because="tolerance"))).replace("\n", " ")
     assert "for GPU load" + why + " (fewer with --max-slowdown above 3)" in line
 

@@ -69,7 +69,7 @@ Trainable params: 5,898
 def test_of_a_text_with_somebodys_own_classes_utilization_is_unknown_and_says_why() -> None:
     found = estimate(WRITTEN, batch_size=8, gpu="h200")
     assert found.utilization is None
-    assert "forward does cannot be seen in a text" in found.no_utilization
+    assert "forward does cannot be seen in a summary" in found.no_utilization
 
 
 def test_of_a_text_without_shapes_utilization_is_unknown_and_says_what_has_them() -> None:

@@ -48,7 +48,7 @@ class Rest(NamedTuple):
     cpus_high: str
     """CPUs that it kept busy at most in nearly all of its busy time."""
     said: str
-    """How much slower its owner was told it runs beside others."""
+    """How much slower its owner was told it runs while sharing."""
     slots: str
     """Time slots that ended with a checkpoint, up to this run's end."""
 
@@ -91,7 +91,7 @@ class Run(NamedTuple):
     alone_s: Optional[float]
     """GPU-seconds that it would have taken without neighbours; None where that is not known."""
     guessed: Optional[int]
-    """Of a run beside others: 1 where that rests on predicted activity."""
+    """Of a run that shared its GPU: 1 where that rests on predicted activity."""
     cpus: Optional[int]
     """CPUs that it held on this node."""
     cpus_mean: Optional[float]

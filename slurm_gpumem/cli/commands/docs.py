@@ -35,8 +35,9 @@ def main(argv: List[str]) -> int:
     name = args.page.removeprefix("docs/").removesuffix(".md")
     found = [page for page in pages if name in (page, page.rpartition("/")[2])]
     if not found:
-        short = dict.fromkeys(page.rpartition("/")[2] for page in pages)
-        raise UnknownNameError("page", args.page, [*short, *(page for page in pages if "/" in page)])
+        short = [page.rpartition("/")[2] for page in pages]
+        names = [page if short.count(name) > 1 else name for page, name in zip(pages, short)]
+        raise UnknownNameError("page", args.page, names)
     colours = palette()
     text = readable(pages[found[0]].read_text(encoding="utf-8"), found[0])
     show("\n".join(colours.bold(line) if line.startswith("#") else line for line in text.split("\n")))

@@ -194,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         "summary",
         metavar="SUMMARY|TARGET",
         nargs="?",
-        help=f"file with the text of a model summary, - for standard input, or code: {TARGET_HELP}; "
+        help=f"file with a model summary, - for standard input, or code: {TARGET_HELP}; "
         "--write and --check find it in the script's #GPUMEM model= where it is left out",
     )
     job = parser.add_argument_group("the job")
@@ -208,7 +208,9 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
     job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
     add_environment_options(job)
-    job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
+    job.add_argument(
+        "--max-slowdown", metavar="X", help="how many times as long a step may take while sharing"
+    )
     job.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
     names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])

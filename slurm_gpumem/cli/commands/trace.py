@@ -49,7 +49,7 @@ def main(argv: List[str]) -> int:
     (gpu,) = chosen.gpus
     limits = Limits(
         seconds=args.time_limit,
-        onward_s=args.onward,
+        onward_s=args.after_first_steps,
         memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None,
         at_once=config.trace.at_once or AS_FREE,
     )
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "--time-limit", type=seconds, default=120.0, metavar="S", help="seconds in all (default: 120)"
     )
     parser.add_argument(
-        "--onward",
+        "--after-first-steps",
         type=seconds,
         metavar="S",
         help="seconds from the first steps to the script's end (default: 60, or half of a longer limit)",

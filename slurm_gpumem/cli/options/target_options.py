@@ -90,7 +90,7 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SHAPE",
         help="one sample's shape: 3x224x224; with a name and a type: input_ids=128:int64; B where the batch "
-        "is not first: 35,B,512 (repeat for several inputs); also for a text without shapes (print(model))",
+        "is not first: 35,B,512 (repeat for several inputs); also where a summary has no shapes",
     )
     code.add_argument(
         "--batch-callable", metavar="CODE", help="makes the batch: train.py:make_batch(batch_size)"

@@ -43,7 +43,7 @@ def rank_trace(trace: Trace, ranks: int) -> Tuple[Trace, Tuple[str, ...]]:
 
 
 def with_nccl(found: Estimate) -> Estimate:
-    """The estimate of a rank whose buckets were counted from a text, with NCCL's memory."""
+    """The estimate of a rank whose buckets were counted from a summary, with NCCL's memory."""
     nccl = NCCL_FIRST_GROUP // MIB
     return found._replace(
         peak_mib=found.peak_mib + nccl,

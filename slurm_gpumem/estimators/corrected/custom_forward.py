@@ -1,8 +1,8 @@
-"""How much of a model's memory depends on custom forwards: code of classes that somebody wrote, in no text.
+"""How much of a model's memory depends on custom forwards: code of somebody's classes, in no summary.
 
 What a class of torch.nn, torchvision, timm or transformers does between its layers is known: such models were
-measured. Of a class that somebody wrote, a text shows the layers but not what its `forward` does with their
-outputs (attention by einsum, a scan, concatenations, distances to a codebook).
+measured. Of a class that somebody wrote, a summary shows the layers but not what its `forward` does with
+their outputs (attention by einsum, a scan, concatenations, distances to a codebook).
 
 models/known-classes.txt lists the known classes and what stands below each of them; a class counts as known
 if its name is there and most of what stands below it fits, so that an own class called `Block` does not pass

@@ -33,7 +33,7 @@ from slurm_gpumem.units import MIB
 
 MEASURED_GPU = "h200"
 UNUSUAL, WRITTEN, WRITTEN_FLAT, SHAPELESS = "unusual", "written", "written-flat", "shapeless"
-"""Groups of texts beside those of `shown_group`: see `margin_group`."""
+"""Groups of summaries beside those of `shown_group`: see `margin_group`."""
 _SLACK = 1e-9
 _UNMEASURED_LAYERS = re.compile(
     r"Mamba(?!Out)|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
@@ -102,7 +102,7 @@ def corrected(
     if code.is_much and counts_nodes(summary, job):
         warnings = (
             *warnings,
-            f"{summary.batch} leads every shape and is taken for the text's batch size; where it counts "
+            f"{summary.batch} leads every shape and is taken for the summary's batch size; where it counts "
             "nodes or points of fewer samples, the estimate is too low",
         )
     if group == UNUSUAL:
@@ -213,7 +213,7 @@ def _highest(rows: Sequence[Tuple[float, ...]]) -> Tuple[float, ...]:
 
 
 def margin_group(summary: ModelSummary, shown: str) -> str:
-    """The group whose margin a text has; `shown` is its `shown_group`. The batch size is no part."""
+    """The group whose margin a summary has; `shown` is its `shown_group`. The batch size is no part."""
     if shown == SHAPELESS:
         return SHAPELESS
     if custom_forward(summary).is_much:
@@ -239,13 +239,13 @@ def _move(parts: Mapping[str, int], peak: int) -> Tuple[Dict[str, int], int]:
 
 
 def shown_group(summary: ModelSummary, walk: Walk) -> str:
-    """How much of the model the text shows; each group has its own similar models and its own margin."""
+    """How much of the model the summary shows; each group has its own similar models and its own margin."""
     if not summary.has_shapes:
         return SHAPELESS
     if walk.has_guesses or not summary.complete:
         return "hidden"
     if not summary.shows.nesting:
-        return "torchsummary"  # named after the tool that wrote all such texts of the fit
+        return "torchsummary"  # named after the tool that wrote all such summaries of the fit
     without = any(layer.leaf and (not layer.inputs or "inputs" in layer.derived) for layer in summary.layers)
     return "shown" if without else "complete"
 

@@ -2,7 +2,7 @@
 
 A summary does not show what a model does between its layers, but models of the same classes do the same
 there. So what a similar model took beyond its structural estimate, as a share of its activations, shows what
-this job will. Two models are as similar as the class names that their texts have in common, rare ones
+this job will. Two models are as similar as the class names that their summaries have in common, rare ones
 counting most; of a model's runs, those count most whose activations, precision and size are like the job's.
 How far these runs are apart is the spread, which scales the margin.
 
@@ -11,7 +11,7 @@ How far these runs are apart is the spread, which scales the margin.
 
 Each group is a string of lines, the first one JSON: for each set of classes that texts name, their numbers.
 The others are in the same order and JSON too, [[model, beyond, activations, amp, log_total], ...]: the runs
-of these texts. A job has one group and few similar models; reading the others would take longer than its
+of these summaries. A job has one group and few similar models; reading the others would take longer than its
 estimate.
 """
 
@@ -76,7 +76,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """Runs of models whose texts name the same classes."""
+    """Runs of models whose summaries name the same classes."""
 
     classes: Tuple[str, ...]
     text: str
@@ -94,7 +94,7 @@ Near = Tuple[Tuple[float, Run], ...]
 
 @dataclass(frozen=True)
 class SimilarModels:
-    """All measured runs by group of texts; see `estimator.group_of`."""
+    """All measured runs by group of summaries; see `estimator.group_of`."""
 
     models: Tuple[str, ...]
     weights: Mapping[str, float]
@@ -160,7 +160,7 @@ def _weighed(near: Near, job: Conditions) -> Iterator[Tuple[float, Run]]:
 
 
 def classes_of(summary: ModelSummary) -> FrozenSet[str]:
-    """The classes that a text names."""
+    """The classes that a summary names."""
     return frozenset(layer.kind for layer in summary.layers)
 
 

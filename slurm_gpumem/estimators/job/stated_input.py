@@ -1,7 +1,7 @@
-"""The input that somebody states for a text: --input 3x224x224, where a text has no shapes of its own.
+"""The input that somebody states for a summary: --input 3x224x224, where a summary has no shapes of its own.
 
 A known model is then that of the stated size. Of any other print(model) the input is sent through the layers,
-whose arguments say what each makes of it. What the text itself shows counts before what is stated.
+whose arguments say what each makes of it. What the summary itself shows counts before what is stated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
         ) from None
     notes = [note for note in summary.warnings if note != NO_SHAPES]
     notes.append(
-        f"the text has no shapes: they were computed from the input {said} and each layer's arguments"
+        f"the summary has no shapes: they were computed from the input {said} and each layer's arguments"
     )
     # Not complete: what stands in no layer is missing, and so is what forward does between them.
     return summary._replace(layers=rows, has_shapes=True, complete=False, warnings=tuple(notes))

@@ -1,1 +1,1 @@
-"""Models whose traced steps are stored: a text that shows one of them is answered by its trace."""
+"""Models whose traced steps are stored: a summary that shows one of them is answered by its trace."""

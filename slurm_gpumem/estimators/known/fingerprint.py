@@ -1,7 +1,7 @@
-"""Keys of a model: equal for all texts that one way of printing makes of it, different for any other model.
+"""Keys of a model: equal for all summaries of it by one way of printing, different for any other model.
 
-A key hashes every row that the text shows, in order: class, depth, parameters and the size of a sample's
-output, or, where a text has no shapes, class, depth and arguments. One changed layer, width or size
+A key hashes every row that the summary shows, in order: class, depth, parameters and the size of a sample's
+output, or, where a summary has no shapes, class, depth and arguments. One changed layer, width or size
 changes it.
 """
 
@@ -14,13 +14,13 @@ from slurm_gpumem.summaries.types import UNKNOWN_KIND, Layer, ModelSummary
 
 KEY_BYTES = 8
 FEWEST_ROWS = 8
-"""A text with fewer rows is no sign of a certain model."""
+"""A summary with fewer rows is no sign of a certain model."""
 SHALLOWEST = 2
-"""Texts cut at a smaller depth show too little."""
+"""Summaries cut at a smaller depth show too little."""
 
 
 def key_of(summary: ModelSummary) -> bytes:
-    """The key of a text; empty where it does not show enough."""
+    """The key of a summary; empty where it does not show enough."""
     layers = summary.layers
     if len(layers) < FEWEST_ROWS or not summary.complete or any(one.kind == UNKNOWN_KIND for one in layers):
         return b""

@@ -1,4 +1,4 @@
-"""From a text to the known model that it shows, and to the trace of that model's training."""
+"""From a summary to the known model that it shows, and to the trace of that model's training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SOME = 0.01
 
 @lru_cache(maxsize=4)
 def recognized(summary: ModelSummary) -> Optional[KnownModel]:
-    """The known model that a text shows; None where it is another one, and for a trace of its own."""
+    """The known model that a summary shows; None where it is another one, and for a trace of its own."""
     known = None if summary.trace is not None else find(key_of(summary))
     if known is None or _trains_less(summary, known):
         return None
@@ -29,7 +29,7 @@ def recognized(summary: ModelSummary) -> Optional[KnownModel]:
 
 
 def _trains_less(summary: ModelSummary, known: KnownModel) -> bool:
-    """Whether the text names frozen parameters that the stored training has trained."""
+    """Whether the summary names frozen parameters that the stored training has trained."""
     frozen = summary.total_params - summary.trainable_params
     return frozen > _SOME * summary.total_params and summary.trainable_params < (1 - _SOME) * known.trained
 
@@ -40,21 +40,23 @@ def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
     trace = None if known is None else _trace_for(known, job)
     if known is None or trace is None:
         return summary
-    from slurm_gpumem.estimators.traced.older_torch import lacks_attention  # most texts have no stored trace
+    from slurm_gpumem.estimators.traced.older_torch import lacks_attention  # seldom needed
 
     if lacks_attention(trace, job.torch):
         return summary
-    # What the text leaves out no longer matters, but for the input's size.
+    # What the summary leaves out no longer matters, but for the input's size.
     stated = summary.has_shapes or summary.input_shapes
     warnings = (
-        () if stated else (f"the text shows no input size; {known.input} is assumed (--input says another)",)
+        ()
+        if stated
+        else (f"the summary shows no input size; {known.input} is assumed (--input says another)",)
     )
     return summary._replace(trace=trace, warnings=warnings)
 
 
 def said_of(known: KnownModel) -> Tuple[str, ...]:
     """What an estimate tells of a recognized model."""
-    alike = (f"the text is also that of {', '.join(known.alike)}",) if known.alike else ()
+    alike = (f"the summary is also that of {', '.join(known.alike)}",) if known.alike else ()
     return (f"recognized as {known.name} with {known.input}; answered by its trace", *alike)
 
 

@@ -1,4 +1,4 @@
-"""The file of known models: which texts are which model's, and each model's traced steps.
+"""The file of known models: which summaries are which model's, and each model's traced steps.
 
     gpumem-known-models/1\n
     number of keys, number of models (4 bytes each, little-endian)
@@ -37,10 +37,10 @@ _LARGEST = 64 << 20
 
 
 class KnownModel(NamedTuple):
-    """A model whose traced steps are stored, at the input size that a text shows or that is usual."""
+    """A model whose traced steps are stored, at the input size that a summary shows or that is usual."""
 
     key: bytes
-    """Of the text that was recognized."""
+    """Of the summary that was recognized."""
     name: str
     """As people call it: "timm resnet50"."""
     input: str
@@ -142,7 +142,7 @@ def _find_in(path: str, key: bytes) -> Optional[KnownModel]:
 
 
 def _unpacked(data: bytes) -> str:
-    import lzma  # here, because most texts are of other models
+    import lzma  # here, because most summaries are of other models
 
     try:
         reader = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_filters())

@@ -2,6 +2,6 @@
 
     rows → tree → walk (tape of operations) → events → caching allocator → peak
 
-Nothing in it was fitted: the rules describe what PyTorch allocates. What the text does not show is assumed,
+Nothing in it was fitted: the rules describe what PyTorch allocates. What a summary does not show is assumed,
 and each assumption is listed in the estimate.
 """

@@ -171,7 +171,7 @@ def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
 
 
 def _hides(row: Layer) -> bool:
-    """Whether a row stands for layers that the text does not show: not if its class is itself a layer."""
+    """Whether a row stands for layers that the summary does not show: not if its class is itself a layer."""
     return row.hidden and not _is_layer(family_of(row.kind))
 
 

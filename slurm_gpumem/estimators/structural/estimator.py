@@ -20,7 +20,7 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 
 _MARGIN_SHOWN = 0.18
-"""Every layer is in the text: torchinfo with depth=20, torchsummary.
+"""Every layer is in the summary: torchinfo with depth=20, torchsummary.
 
 The margins are at least the 90th percentiles of (real - peak) / peak, rounded up, over runs measured on an
 H200 of the models whose name has sha1(name) % 3 != 0: that share of those runs stayed within its request."""
@@ -75,7 +75,7 @@ def rebuild(summary: ModelSummary, job: TrainingJob) -> Walk:
     summary = _without_losses(summary)
     walk = Walk(summary, job)
     if assumed:
-        walk.assume(f"the text has no shapes; assumed input: {assumed}")
+        walk.assume(f"the summary has no shapes; assumed input: {assumed}")
     tree = build_tree(summary)
     walk.has_guesses = expand_hidden(summary, tree)
     if walk.has_guesses:

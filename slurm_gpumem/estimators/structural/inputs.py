@@ -1,4 +1,4 @@
-"""The input of a convolution if the text does not give it: from its weights and earlier tensors."""
+"""The input of a convolution if the summary does not give it: from its weights and earlier tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_gpumem.summaries.types import Layer, Shape
 
 
 def conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
-    """The input of a convolution. If the text does not give it, the parser's inference may be too small."""
+    """The input of a convolution. If the summary lacks it, the parser's inference may be too small."""
     shape = input_shape(row)
     if shape is not None and "inputs" not in row.derived:
         return shape

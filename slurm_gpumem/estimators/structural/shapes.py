@@ -1,4 +1,4 @@
-"""Shapes for a text that has none: print(model) gives every layer's sizes but not the input's.
+"""Shapes for a summary that has none: print(model) gives every layer's sizes but not the input's.
 
 An input is sent through the layers: the one that was stated, otherwise one of common size (an image of
 224 x 224 pixels, 512 tokens, or as many features as the first layer takes). The latter is a guess and is
@@ -29,7 +29,7 @@ _SAME = (
 
 
 def output_shape(row: Layer, x: Tensor) -> Shape:
-    """The row's output, or its input's shape if the text gives none."""
+    """The row's output, or its input's shape if the summary gives none."""
     return row.outputs[0] if row.outputs else x.shape
 
 
@@ -60,11 +60,11 @@ def flow(layers: Tuple[Layer, ...], inputs: Sequence[Shape]) -> Tuple[Layer, ...
 
     What a layer takes must be what the one before it made, a half or a third of that (gates; queries, keys
     and values in one), all of it in one row, or what a module around it takes. Otherwise a forward does
-    something that the text does not show, and all sizes behind it would be guesses: the outputs of measured
+    something that no summary shows, and all sizes behind it would be guesses: the outputs of measured
     models are then off by a factor of 0.01 to 14.
     """
     if not any(layer.attributes for layer in layers):
-        raise MisfitError("the text does not show what its layers make of an input, as print(model) does")
+        raise MisfitError("the summary does not show what its layers make of an input, as print(model) does")
     guess = _Guess(inputs[0])
     for shape in inputs[1:]:
         guess.seen.setdefault(shape[1] if len(shape) > 3 else shape[-1], shape)

@@ -20,7 +20,7 @@ class Node:
         self.row = row
         self.children: List[Node] = children if children is not None else []
         self.guessed = False
-        """Its children are not in the text."""
+        """Its children are not in the summary."""
         self.activated: Optional[Layer] = None
         """The activation after it that is a function and has no row."""
         self.shortcut = False

@@ -1,6 +1,6 @@
 """Walk through the modules of a summary in the order of execution and record what PyTorch would do.
 
-The text shows modules and shapes, not the code between them. What happens between two rows is inferred
+The summary shows modules and shapes, not the code between them. What happens between two rows is inferred
 from the shapes: a row that needs the previous row's result gets it; another shape is an earlier
 tensor (a branch), several tensors together (a concatenation), the same numbers in another shape (a
 view), or something new (a functional operation that has no row).
@@ -75,7 +75,7 @@ class Walk:
         self.uses_matmul = False
         self.assumptions: Dict[str, None] = {}
         self.has_guesses = False
-        """Whether blocks had to be filled with layers that the text does not show."""
+        """Whether blocks had to be filled with layers that the summary does not show."""
         self.made_up = 0
         """Bytes of tensors that no row makes: functions between the rows that we cannot see."""
         self.tied = 0
@@ -96,7 +96,7 @@ class Walk:
         return found
 
     def assume(self, sentence: str) -> None:
-        """Note an assumption that the text does not confirm."""
+        """Note an assumption that the summary does not confirm."""
         self.assumptions[sentence] = None
 
     # Making tensors

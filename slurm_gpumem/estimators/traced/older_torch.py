@@ -33,7 +33,7 @@ def in_version(trace: Trace, torch: str) -> Tuple[Trace, Tuple[str, ...]]:
     if lacks_attention(trace, torch):
         warnings = (
             f"the trace has fused attention kernels, which PyTorch {torch} does not have: there the whole "
-            "attention matrices come on top. Estimate from a text (--estimator corrected), which counts them",
+            "attention matrices come on top. From a summary, --estimator corrected counts them",
         )
     return changed._replace(job=changed.job._replace(torch=torch)), warnings
 

@@ -96,7 +96,7 @@ def workspace_bytes(convolution: Convolution, batch: int) -> int:
 def usual_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
     """The workspaces of all three calls: forward, the input's gradient, the weight's gradient.
 
-    For estimates from texts, whose similar models were simulated without Fourier transforms.
+    For estimates from summaries, whose similar models were simulated without Fourier transforms.
     """
     asked = _of_any_call(convolution)
     forward, of_input, of_weight = (_usual(call, asked, rows) for call in CALLS)

@@ -1,4 +1,4 @@
-"""What the sampler does about jobs on shared GPUs: those above their shards, unfenced, or about to be killed.
+"""What the sampler does about shared jobs: those above their shards, outside MPS, or about to be killed.
 
 It is the one place where our code ends anything: processes of a job that takes more than Slurm gave it,
 beside other jobs, whose memory that is. They are taken from their MPS server, so that nobody else ends with
@@ -69,12 +69,12 @@ class Watch:
         limit_mib: Optional[int],
         verified: bool,
         beside: bool,
-        unfenced: int,
+        outside: int,
         unlimited: int,
     ) -> List[Tuple[str, str]]:
         """(action, message) that are due now.
 
-        `beside`: whether other jobs are on its GPUs. `unfenced` counts GPU processes that are no MPS clients,
+        `beside`: whether other jobs are on its GPUs. `outside` counts GPU processes that are no MPS clients,
         `unlimited` clients without the limit that the task prolog gave them.
         """
         due = []
@@ -89,8 +89,8 @@ class Watch:
         if self._lasts(job_id, "unlimited", unlimited > 0, now):
             text = f"job {job_id} has {unlimited} MPS client(s) whose memory limit was changed or removed"
             due.append(("log", text))
-        if self._lasts(job_id, "unfenced", unfenced > 0, now):
-            text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
+        if self._lasts(job_id, "outside", outside > 0, now):
+            text = f"job {job_id} has {outside} GPU process(es) outside MPS: no memory limit holds them"
             due.append(("log", text))
         return due
 
@@ -165,7 +165,7 @@ class Enforcer:
                 limit_mib=usage.limit_mib,
                 verified=usage.verified and usage.shards is not None,
                 beside=any(beside.values()),
-                unfenced=outside if job.fenced else 0,
+                outside=outside if job.fenced else 0,
                 unlimited=len(unlimited.get(job_id, ())),
             ):
                 log(self._folder.root, f"{message} ({action})")

@@ -7,7 +7,7 @@ import time
 from typing import Dict, List, Mapping, Optional, Protocol, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.formats.job_record import UNFENCED, JobRecord
+from slurm_gpumem.formats.job_record import WITHOUT_MPS, JobRecord
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import ProblemLog, log
@@ -186,7 +186,7 @@ class Roster:
             self._strangers[job_id] = time.monotonic()
         if known is not None and known.shards is not None and known.uid == real_uid_of(pid):
             notes, now = ("no prolog announced it: not fenced",), round(time.time(), 3)
-            job = NodeJob(job_id, known.uid, "", (uuid,), UNFENCED, now, known.restarts, notes=notes)
+            job = NodeJob(job_id, known.uid, "", (uuid,), WITHOUT_MPS, now, known.restarts, notes=notes)
             self._problems.attempt(lambda: jobs.put(self._folder, job))
 
     def write_records(self) -> None:

@@ -24,7 +24,7 @@ from slurm_gpumem.formats.job_record import (
     record_name,
 )
 from slurm_gpumem.formats.live import Live, read_live
-from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.node.jobs import RunFolder, get
 from slurm_gpumem.report.top.own import accepted, queued_row
 from slurm_gpumem.report.top.types import TopGpu, TopJob, View, once
 from slurm_gpumem.slurm.client import Commands
@@ -80,11 +80,14 @@ class Everybody:
         lives = {node: self._live(node) for node in {node for job in self._jobs for node in job.nodes}}
         rows = [self._row(job, node, lives[node], since, now) for job in self._jobs for node in job.nodes]
         rows = list(once([_beside(row, rows) for row in rows]))
-        unseen = sum(row.seen_at is None for row in rows)
-        if unseen:
+        unseen = {row.job_id for row in rows if row.seen_at is None}
+        waits = {job.job_id for job in self._jobs if job.job_id in unseen and self._has_begun(job)}
+        if waits:
+            notes.append(f"{count(len(waits), 'job')} not measured yet: the sampler has not written since")
+        if unseen - waits:
             notes.append(
-                f"{unseen} of {count(len(rows), 'job')} not measured: no hooks there, or their records are "
-                "not where this host can read them"
+                f"{len(unseen - waits)} of {count(len(rows), 'job')} not measured: no hooks there, or their "
+                "records are not where this host can read them"
             )
         return View(now, True, tuple(rows), self._gpu_rows(), tuple(notes))
 
@@ -142,8 +145,16 @@ class Everybody:
             for node, number, capacity, profile in self._gpus
         )
 
+    def _has_begun(self, job: RunningJob) -> bool:
+        """Whether a Prolog of ours noted this run on a node that is here: a sampler will measure it."""
+        noted = [get(RunFolder(run_dir(node)), job.job_id) for node in job.nodes if self._is_here(node)]
+        return any(one is not None and one.restarts == job.restarts for one in noted)
+
+    def _is_here(self, node: str) -> bool:
+        return node == self._here or nodes_are_here()
+
     def _live(self, node: str) -> Optional[Live]:
-        if node != self._here and not nodes_are_here():
+        if not self._is_here(node):
             return None
         return read_live(RunFolder(run_dir(node)).live)
 

@@ -28,7 +28,7 @@ class TopJob(NamedTuple):
     neighbours: Optional[int] = None
     neighbours_mib: Optional[float] = None
     slowdown: Optional[float] = None
-    """How much longer its steps take beside others: 1 where it has met nobody, else nobody measures it."""
+    """How much longer its steps take while sharing: 1 where it has met nobody, else nobody measures it."""
     max_slowdown: Optional[float] = None
     """What its share was sized for."""
     left_s: Optional[float] = None

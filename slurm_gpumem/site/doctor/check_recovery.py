@@ -24,7 +24,7 @@ def recovery_is_whole(now: Snapshot) -> Iterator[Finding]:
             "no-recovery",
             "no EpilogSlurmctld",
             "a job that runs out of GPU memory stays failed",
-            f"{_DOCS}, if the site wants it to come back",
+            f"{_DOCS}, if the site wants it to be run again",
         )
     elif not hook.endswith(RECOVERY_HOOK):
         yield note(
@@ -37,7 +37,7 @@ def recovery_is_whole(now: Snapshot) -> Iterator[Finding]:
         yield warning(
             "half-recovery",
             "EpilogSlurmctld is ours, but there is no TaskEpilog",
-            "nobody looks why a job failed, so none comes back",
+            "nobody looks why a job failed, so none is run again",
             "TaskEpilog=.../task_epilog.sh in slurm.conf",
         )
 

@@ -19,7 +19,7 @@ ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
 _NODE = """\
 [node]
 # "shared": one MPS server for all users of a GPU. Kernels of different users overlap, which is what makes
-#   sharing pay. A CUDA fault of one job ends all jobs on that GPU (they come back once, apart from others);
+#   sharing pay. A CUDA fault of one job ends all jobs on that GPU (they are run again once, without MPS);
 #   a user with a job there can keep others from connecting, and sees their process ids.
 # "per-user": a server for each user. Faults stay with their user, but users' busy jobs take turns and gain
 #   nothing: choose it for isolation. Nodes whose driver has no server for all do this anyway.

@@ -34,12 +34,12 @@ _OURS = re.compile(rf"{HOOKS_FOLDER}/|gpumem")
 
 
 def recovery_notes(running: Mapping[str, str]) -> List[str]:
-    """The lines that let a job come back after out of memory: the site's to add, with the node's hooks."""
+    """The lines that let a job be run again after out of memory: the site's to add, with the node's hooks."""
     hook = value_of(running, "EpilogSlurmctld")
     if hook is not None and hook.endswith(RECOVERY_HOOK):
         return []
     return [
-        f"for jobs to come back after out of memory: EpilogSlurmctld={HOOKS_FOLDER}/{RECOVERY_HOOK} and "
+        f"for jobs to be run again after out of memory: EpilogSlurmctld={HOOKS_FOLDER}/{RECOVERY_HOOK} and "
         f"TaskEpilog={HOOKS_FOLDER}/task_epilog.sh (gpumem docs recovery)",
         *(note for key in _CHAINED for note in _kept(key, running)),
     ]

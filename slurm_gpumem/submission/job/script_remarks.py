@@ -67,7 +67,7 @@ def variables_remark(asked: Submission, workload: Workload) -> Optional[str]:
 
 
 def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[str, ...]:
-    """What Python files that the script runs set, and a text cannot show."""
+    """What Python files that the script runs set, and a summary cannot show."""
     if summary is None or summary.trace is not None:
         return ()
     convolutions = any("conv" in layer.kind.lower() for layer in summary.layers)
@@ -77,13 +77,13 @@ def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[
         if convolutions and re.search(_BENCHMARK, text) and not site_limits_jobs():
             found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
-                "text cannot show; gpusbatch --trace counts them"
+                "summary cannot show; gpusbatch --trace counts them"
             )
         prefetches = re.search(_PREFETCHES, text)
         if prefetches:
             found.append(
                 f"{name} uses {prefetches['name'] or prefetches['dali']}: such loaders hold about one batch "
-                "more on the GPU than a text counts; gpusbatch --trace counts it"
+                "more on the GPU than a printed summary counts; gpusbatch --trace counts it"
             )
         shards = re.search(_SHARDS, text)
         if shards:

@@ -217,7 +217,7 @@ class JobSettings:
 
     @property
     def max_slowdown(self) -> Optional[float]:
-        """How much longer its steps may take beside others, where the job states it."""
+        """How much longer its steps may take while sharing, where the job states it."""
         return self._of_kind("max-slowdown", SLOWDOWN)
 
     @property

@@ -212,11 +212,11 @@ def parse(lines: Sequence[str], start: int) -> ModelSummary:
     rows = reader.rows
     notes = list(reader.notes)
     if reader.stated is None:
-        notes.append("parameters outside layers (class tokens, position tables) are not in the text")
+        notes.append("parameters outside layers (class tokens, position tables) are not in the summary")
     unclear = sorted({row.kind for row in rows if not row.params_known})
     if unclear:
         shown = ", ".join(unclear[:5]) + (" ..." if len(unclear) > 5 else "")
-        notes.append(f"the text does not show the parameters of {shown}: the weights are counted too low")
+        notes.append(f"the summary does not show the parameters of {shown}: the weights are counted too low")
     root = rows[0] if rows and rows[0].depth == 0 and not rows[0].unknown else None
     summed = sum(row.params for row in rows)
     return finish(

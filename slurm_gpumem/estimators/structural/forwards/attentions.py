@@ -82,7 +82,7 @@ def _around(walk: Walk, node: Node, run: Run, shape: Shape, matrix: int) -> None
 
 
 def fits_fused(node: Node) -> bool:
-    """Whether one layer makes queries, keys and values, and the text shows the result."""
+    """Whether one layer makes queries, keys and values, and the summary shows the result."""
     return bool(node.row.outputs) and len(node.row.outputs[0]) > 2 and len(attention.projections(node)) == 1
 
 

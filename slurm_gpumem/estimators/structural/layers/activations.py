@@ -20,7 +20,7 @@ _WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][d
 
 
 def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
-    """Whether an activation overwrites its input: as the text says, else as usual for convolutions."""
+    """Whether an activation overwrites its input: as the summary says, else as usual for convolutions."""
     written = dict(row.attributes).get("inplace")
     if written is not None:
         return written == "True"

@@ -64,7 +64,7 @@ def projections(node: Node) -> List[Node]:
         return []
     axis = 1 if family_of(first.kind) == "conv" else -1
     wide = first.outputs[0][axis]
-    # If the text does not give a layer's input, its weights do.
+    # If the summary does not give a layer's input, its weights do.
     narrow = first.inputs[0][axis] if first.inputs else first.params // max(1, wide)
     if len(leaves) < 4 and narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
         return leaves[:1]

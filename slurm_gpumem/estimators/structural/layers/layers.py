@@ -386,5 +386,5 @@ def norm_of(row: Layer) -> Rule:
 
 
 def input_shape(row: Layer) -> Optional[Shape]:
-    """The shape of the row's first input if the text gives or implies one."""
+    """The shape of the row's first input if the summary gives or implies one."""
     return row.inputs[0] if row.inputs else None

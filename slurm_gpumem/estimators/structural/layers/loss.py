@@ -17,7 +17,7 @@ from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.summaries.types import Shape
 
-# Whether a language model's output layer uses its embedding's weights again: no text shows it.
+# Whether a language model's output layer uses its embedding's weights again: no summary shows it.
 #
 # torchinfo counts such weights twice, with a row for each use. What a class of transformers does follows from
 # `tie_word_embeddings` in its configuration; the lists are those of transformers 5.17.

@@ -1,6 +1,6 @@
 """Temporary memory of kernels: cuDNN's convolutions, and sums that are split among blocks.
 
-The measured rules are the same as for traces; here they are applied to what a text shows.
+The measured rules are the same as for traces; here they are applied to what a summary shows.
 """
 
 from __future__ import annotations
