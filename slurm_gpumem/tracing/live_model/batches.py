@@ -1,43 +1,19 @@
-"""A user's batch, and batches like it of another size, on meta tensors."""
+"""A user's batch on the traced GPU, and batches like it of another size."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.tracing.cuda.sparse_products import sparse_on_meta
-from slurm_gpumem.tracing.engine.values import give, small
+from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.values import give, value_of
 from slurm_gpumem.tracing.live_model.loop import Inputs
-from slurm_gpumem.tracing.live_model.meta_model import META
-
-MADE = 0
-"""Used instead of a size: the batch was made at the requested size."""
 
 
-def batch_size_of(batch: Any) -> Optional[int]:
-    """The first size of the first tensor in a batch."""
-    first = _first(batch)
-    return int(first.shape[0]) if first is not None and first.dim() else None
-
-
-def maker(
-    batch: Any, target: Any, size: int, floats: Optional[torch.dtype] = None
-) -> Callable[[int], Inputs]:
-    """A function that makes a batch of any size like the given one; `batch` may be such a function.
-
-    `floats` is the type that fp32 numbers get, for a model whose weights have it.
-    """
-    if callable(batch) and not isinstance(batch, Tensor):
-        return lambda wanted: as_inputs(_resized(batch(wanted), MADE, wanted, floats), None)
-    return lambda wanted: as_inputs(
-        _resized(batch, size, wanted, floats), _resized(target, size, wanted, floats)
-    )
-
-
-def as_inputs(batch: Any, target: Any) -> Inputs:
+def as_inputs(batch: Any, target: Any = None) -> Inputs:
     """A batch as a model's forward takes it: a dictionary by name, a tuple by position."""
     if isinstance(batch, Inputs):
         return batch
@@ -48,55 +24,52 @@ def as_inputs(batch: Any, target: Any) -> Inputs:
     return Inputs((batch,), {}, target, bare=True)
 
 
-def _resized(value: Any, size: int, wanted: int, floats: Optional[torch.dtype]) -> Any:
-    """The same value on meta tensors, with every first dimension of `size` changed to `wanted`."""
+def on_gpu(
+    value: Any, recorder: Recorder, floats: Optional[torch.dtype], sizes: Tuple[int, int] = (1, 1)
+) -> Any:
+    """The same on the GPU; first dimensions of sizes[0] become sizes[1], and fp32 numbers become `floats`."""
+    return mapped(value, lambda tensor: _moved(tensor, recorder, floats, sizes))
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A nested value in which each tensor is changed."""
     if isinstance(value, Tensor):
-        dtype = floats if floats is not None and value.dtype == torch.float32 else value.dtype
-        if value.device == META and size == MADE and dtype == value.dtype:
-            return value  # made for this step, already on meta tensors
-        if value.layout != torch.strided:
-            return sparse_on_meta(value)  # a graph stays as it is
-        shape = list(value.shape)
-        if shape and size > 0 and shape[0] % size == 0:
-            shape[0] = shape[0] // size * wanted
-        twin = torch.empty(shape, dtype=dtype, device=META)
-        if value.device != META and value.numel() and small(twin):
-            # For another size the same rows are repeated.
-            rows = value if value.shape == twin.shape else _repeated(value, shape[0])
-            give(twin, rows.detach().cpu().to(dtype, copy=True))
-        return twin
+        return change(value)
     if isinstance(value, Inputs):
-        return Inputs(
-            _resized(value.args, size, wanted, floats),
-            _resized(value.kwargs, size, wanted, floats),
-            _resized(value.target, size, wanted, floats),
-            value.bare,
-        )
+        args, kwargs, target = (mapped(part, change) for part in (value.args, value.kwargs, value.target))
+        return Inputs(args, kwargs, target, value.bare)
     if isinstance(value, Mapping):
-        return {key: _resized(item, size, wanted, floats) for key, item in value.items()}
+        return {key: mapped(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_resized(item, size, wanted, floats) for item in value]
-        return items if isinstance(value, list) else tuple(items)
+        items = [mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
-def _repeated(value: Tensor, rows: int) -> Tensor:
-    return value[torch.arange(rows, device=value.device) % value.shape[0]]
+def _moved(
+    value: Tensor, recorder: Recorder, floats: Optional[torch.dtype], sizes: Tuple[int, int]
+) -> Tensor:
+    if value.layout != torch.strided:
+        return value.cuda()  # a graph stays as it is
+    dtype = floats if floats is not None and value.dtype == torch.float32 else value.dtype
+    shape, (size, wanted) = list(value.shape), sizes
+    if shape and shape[0] % size == 0:
+        shape[0] = shape[0] // size * wanted
+    same = shape == list(value.shape)
+    if not value.is_cuda:
+        return (value if same else value[_rows(value, shape[0])]).to("cuda", dtype)
+    if same and recorder.block_of(value) is not None:
+        return value.to(dtype)
+    # It was made before the trace, or for the device without memory.
+    twin, known = torch.empty(shape, dtype=dtype, device="cuda"), value_of(value)
+    if known is not None and known.numel():
+        give(twin, known[_rows(known, shape[0])].to(dtype) if shape else known.to(dtype))
+    return twin
 
 
-def _first(value: Any) -> Optional[Tensor]:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, Inputs):
-        return _first([value.args, value.kwargs])
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            found = _first(item)
-            if found is not None:
-                return found
-    return None
+def _rows(value: Tensor, rows: int) -> Tensor:
+    """Those of a batch of another size: the same ones again and again."""
+    return torch.arange(rows) % max(1, value.shape[0])
 
 
 def require_size(batch: Any, given: Optional[int]) -> int:
@@ -107,3 +80,9 @@ def require_size(batch: Any, given: Optional[int]) -> int:
     if size < 1:
         raise UsageError(f"the batch size must be at least 1, not {size}")
     return size
+
+
+def batch_size_of(batch: Any) -> Optional[int]:
+    """The first size of the first tensor in a batch."""
+    found = (batch if isinstance(batch, Inputs) else Inputs((batch,))).tensors()
+    return int(found[0].shape[0]) if found and found[0].dim() else None

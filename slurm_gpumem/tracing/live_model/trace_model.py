@@ -1,38 +1,48 @@
-"""`summarize(model, batch, optimizer=…)`: a model's layers and the trace of its first training steps."""
+"""`summarize(model, batch, optimizer=…)`: a model in memory is trained in a fork of this process.
+
+The fork has the model, closures and all, and is traced as a script is; here nothing changes.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Callable, List, Optional
+import importlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from slurm_gpumem.summaries.trace_types import TracedJob
+from slurm_gpumem.errors import TargetError
+from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
-from slurm_gpumem.tracing.cuda.substitutes import cuda_substitutes
-from slurm_gpumem.tracing.engine.assemble import assemble
-from slurm_gpumem.tracing.engine.constants import known_constants
-from slurm_gpumem.tracing.engine.device_to_host import formatted_tensors
-from slurm_gpumem.tracing.engine.module_stack import Places, shapes
-from slurm_gpumem.tracing.engine.recomputed import checkpointing_seen
-from slurm_gpumem.tracing.engine.recorder import Recorder
-from slurm_gpumem.tracing.engine.value_checks import EndlessLoop
-from slurm_gpumem.tracing.engine.values import Guess
+from slurm_gpumem.tracing.engine.values import give, small
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
+from slurm_gpumem.tracing.guard.syscalls import PDEATHSIG, prctl
 from slurm_gpumem.tracing.live_model import labels, losses, optimizers
-from slurm_gpumem.tracing.live_model.batches import maker, require_size
-from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
-from slurm_gpumem.tracing.live_model.loop import Inputs, Plan, Step, run
-from slurm_gpumem.tracing.live_model.meta_model import meta_twin, unwrapped
+from slurm_gpumem.tracing.live_model.batches import as_inputs, mapped, on_gpu, require_size
+from slurm_gpumem.tracing.live_model.loop import Inputs, Step
+from slurm_gpumem.tracing.model.spec import MODULE, NO_OPTIMIZER, Target, TraceRequest
+from slurm_gpumem.tracing.model.training import Training
+from slurm_gpumem.tracing.script import tracer
+from slurm_gpumem.tracing.script.hints import TOLD
+from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, Report, read_file
 
-STEPS = 3
-_PURE = {"bf16": torch.bfloat16}
-"""Precisions in which weights and inputs themselves have another type than fp32."""
-
-
-_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
+_LONGEST_S = 900.0
+_POLL_S = 0.02
+_OTHERWISE = (
+    "Name its code: gpumem summarize FILE:NAME; or trace the whole script: gpumem trace -- python SCRIPT"
+)
+_NO_FORK = (
+    "this process has run a backward pass beside a GPU, and PyTorch runs none in a fork of it. Call "
+    f"summarize before the first one. {_OTHERWISE}"
+)
 
 
 def summarize(
@@ -55,138 +65,197 @@ def summarize(
 
     `batch` is what the model's forward takes (a tensor, a tuple by position, a dictionary by name), a data
     loader's (input, target) where forward takes one argument, or a function that makes a batch of a given
-    size. The model is not changed; its copy on meta tensors is traced. `step` is the user's own training
-    step, called with the copy, the batch and the optimizer.
+    size. Nothing is changed here: a fork of this process is traced. `step` is the user's own training step,
+    called with the model, the batch and the optimizer. TargetError says why a model cannot be traced.
     """
     model = unwrapped(model)
     if step is None and target is None and labels.is_pair(model, batch):
         batch, target = batch
         batch = batch if isinstance(batch, (tuple, list, dict)) else (batch,)
     size = require_size(batch, batch_size)
-    asked = _Asked(
-        model=model,
-        make=maker(batch, target, size, _PURE.get(precision)),
-        size=size,
-        optimizer=optimizer,
-        loss=loss,
+    optimizers.check(optimizer, model)
+    losses.Loss(loss)  # an unknown name
+    request = TraceRequest(
+        Target(MODULE, name or type(model).__name__),
+        size,
+        optimizer=NO_OPTIMIZER if optimizer is None else "given",
         precision=precision,
-        accumulate=grad_accumulation,
+        grad_accumulation=grad_accumulation,
         channels_last=channels_last,
         evaluate=evaluate,
-        scalable=scalable,
-        step=step,
-        name=name or type(model).__name__,
     )
-    missing = None
-    if step is None and loss is None and target is None and optimizer is not None:
-        missing = labels.unfilled(model, asked.make(size))
-    return _summary(asked) if missing is None else _with_labels(asked, missing)
+    if not callable(batch) or isinstance(batch, Tensor):
+        batch = mapped(as_inputs(batch, target), _off_gpu)
+    live = _Live(model, batch, size, optimizer, loss, step, scalable)
+    answer = _in_fork(request, live, truth=True)
+    if answer.get("guessed") is True:
+        # A value that nobody knows was taken to be true, and the model did not like it.
+        again = _in_fork(request, live, truth=False)
+        answer = again if "summary" in again else answer
+    if "summary" not in answer:
+        raise TargetError(answer["failed"])
+    return parse(answer["summary"].decode(), origin=request.target.label)._replace(name=request.target.label)
 
 
-def _with_labels(asked: _Asked, name: str) -> ModelSummary:
-    """The summary with labels, if the model computes a loss from such; otherwise without, and a warning."""
-    make = labels.filled(asked.make, name)
-    if make is not None:
-        with suppress(*_FAILURES):
-            summary = _summary(replace(asked, make=make))
-            if summary.trace is not None and " over " not in summary.trace.job.loss:
-                return summary._replace(warnings=(*summary.warnings, *labels.warnings(name, "", "")))
-    summary = _summary(asked)
-    used = summary.trace.job.loss if summary.trace is not None else ""
-    return summary._replace(warnings=(*summary.warnings, *labels.warnings("", name, used)))
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile` and data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
-def _summary(asked: _Asked) -> ModelSummary:
-    """Traced with another guess at values, or for this batch size only, where it does not run otherwise."""
-    guess = Guess()
+def _off_gpu(tensor: Tensor) -> Tensor:
+    """A tensor that a fork can use: of a real GPU it cannot use anything."""
+    if tensor.device.type in ("cpu", "meta"):
+        return tensor
+    return tensor.detach().cpu() if small(tensor) else torch.empty_like(tensor, device="meta")
+
+
+class _Live:
+    """What is trained (`training.Material`): the model itself, in a fork that may change it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        size: int,
+        optimizer: optimizers.Given,
+        loss: losses.Given,
+        step: Optional[Step],
+        scalable: bool,
+    ) -> None:
+        self._model, self._batch, self._size = model, batch, size
+        self._optimizer, self._loss, self._step = optimizer, loss, step
+        self.scalable, self.gradients = scalable, torch.is_grad_enabled()
+        own = (*model.parameters(), *model.buffers())
+        self._on_gpu: List[Tuple[Tensor, Tensor]] = [(t, _off_gpu(t)) for t in own if t.is_cuda]
+
+    def model(self, enter: Callable[[str], None], tracer: Any) -> Tuple[nn.Module, str]:
+        """The model, as new: without gradients and states of steps that were made before."""
+        enter("moving the model to the GPU")
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        if isinstance(self._optimizer, torch.optim.Optimizer):
+            self._optimizer.state.clear()
+            tracer.steps.made.add(self._optimizer)
+        tracer.steps.makes_optimizers = self._optimizer is not None
+        return self._model, "memory"
+
+    def leave_gpu(self) -> None:
+        """Before the trace: what is on a real GPU is not touched in a fork, not even freed."""
+        for tensor, value in self._on_gpu:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            twin = torch.Tensor._make_subclass(type(tensor), empty, tensor.requires_grad)
+            if value.device.type == "cpu":
+                give(twin, value)
+            torch.utils.swap_tensors(tensor, twin)
+            _kept.append(twin)
+
+    def batches(
+        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Any
+    ) -> Callable[[int], Inputs]:
+        """A function that makes a batch of a size like the given one, on the GPU."""
+        batch, recorder = self._batch, tracer.recorder
+
+        def make(wanted: int) -> Inputs:
+            if isinstance(batch, Inputs):
+                found: Inputs = on_gpu(batch, recorder, floats, (self._size, wanted))
+            else:
+                found = on_gpu(as_inputs(batch(wanted)), recorder, floats)
+            return found
+
+        return make
+
+    def loss(self) -> losses.Given:
+        """Its name, or a function of output and target; None: by what the model returns."""
+        return self._loss
+
+    def optimizer(self) -> optimizers.Given:
+        """The optimizer, its name, or a function that makes it of parameters."""
+        return self._optimizer
+
+    def step(self) -> Optional[Step]:
+        """The user's own step, if there is one."""
+        return self._step
+
+
+_kept: List[Tensor] = []
+"""Tensors of a real GPU in a fork."""
+
+
+# -- The fork --------------------------------------------------------------------------------------
+
+
+def _in_fork(request: TraceRequest, live: _Live, *, truth: bool) -> Dict[str, Any]:
+    """What a fork that is traced has said; with its "summary" if there is one, else with why it "failed"."""
+    importlib.import_module("torch._dynamo")  # here, so that the next fork has it
+    folder = tempfile.mkdtemp(prefix="gpumem-trace-")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which a fork does not have
+        pid = os.fork()
+    if pid == 0:
+        _trained(request, live, folder, truth)
     try:
-        return _traced(asked, guess)
-    except _FAILURES as error:
-        if guess.used and not isinstance(error, EndlessLoop):
-            # It checked a condition, got True for an unknown value, and raised an error: "labels too large?"
-            with suppress(*_FAILURES):
-                return _traced(asked, Guess(truth=False))
-        if asked.scalable:
-            # Sizes in the code itself (a graph, a table by rows): it runs with this batch only.
-            with suppress(*_FAILURES):
-                return _traced(replace(asked, scalable=False), Guess())
-        raise
+        return _answer(pid, folder, request.target.label)
+    finally:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # it has ended
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The arguments of `summarize`."""
-
-    model: nn.Module
-    make: Callable[[int], Inputs]
-    size: int
-    optimizer: optimizers.Given
-    loss: losses.Given
-    precision: str
-    accumulate: int
-    channels_last: bool
-    evaluate: bool
-    scalable: bool
-    step: Optional[Step]
-    name: str
-
-
-def _traced(asked: _Asked, guess: Guess) -> ModelSummary:
-    twin = meta_twin(asked.model)
-    batches = _batches(asked.size, asked.scalable)
-    if asked.precision in _PURE:
-        twin = twin.to(_PURE[asked.precision])
-    if asked.channels_last:
-        twin = twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    with ExitStack() as stack:
-        stack.enter_context(optimizers.foreach_on_meta())
-        places = stack.enter_context(Places(twin))
-        autocast = stack.enter_context(autocast_on_meta())
-        recorder = Recorder(places, autocast, guess)
-        stack.enter_context(cuda_substitutes(recorder))
-        stack.enter_context(known_constants())
-        checkpointed = stack.enter_context(checkpointing_seen(recorder))
-        stack.enter_context(formatted_tensors())
-        optimizer = asked.optimizer
-        chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, asked.model, twin)
-        loss = losses.Loss(asked.loss)
-        plan = Plan(
-            model=twin,
-            make=asked.make,
-            loss=loss,
-            optimizer=chosen,
-            batches=batches,
-            precision=asked.precision,
-            accumulate=asked.accumulate,
-            evaluate=asked.evaluate,
-            step=asked.step,
+def _trained(request: TraceRequest, live: _Live, folder: str, truth: bool) -> None:
+    """In the fork, which does not return."""
+    leave = os._exit  # the tracer replaces it
+    try:
+        prctl(PDEATHSIG, int(signal.SIGKILL))
+        os.environ.update(
+            GPUMEM_TRACE_DIR=folder, GPUMEM_TRACE_GPU=ANY_GPU.to_json(), GPUMEM_TRACE_TRUTH=str(int(truth))
         )
-        seen = run(plan, recorder)
-        first_inputs = shapes(asked.make(asked.size).args)
-    job = TracedJob(
-        batch=asked.size,
-        optimizer="" if chosen is None else optimizers.name_of(optimizer, chosen),
-        precision=precision_of(twin, asked.precision),
-        grad_accumulation=asked.accumulate,
-        checkpointing=bool(checkpointed),
-        channels_last=asked.channels_last,
-        evaluate=asked.evaluate,
-        loss=loss.what or "the step's own",
-        torch=torch_version(),
-    )
-    parameters = {id(p): p for p in twin.parameters()}.values()
-    return ModelSummary(
-        format="gpumem",
-        layers=places.layers(),
-        name=asked.name,
-        batch=asked.size,
-        input_shapes=first_inputs,
-        total_params=sum(p.numel() for p in parameters),
-        trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
-        trace=assemble(seen, job, batches),
-        warnings=tuple(recorder.warnings),
-    )
+        vars(sys)["gpumem_files_read"] = SimpleNamespace(write=lambda: None)
+        if not _runs_backward():
+            Report(folder).say(failed=f"{request.target.label}: {_NO_FORK}", kind=TOLD)
+            return
+        live.leave_gpu()
+        sys.modules["torch._dynamo"].config.disable = True
+        tracer.install()
+        Training(request, live, tracer.tracer()).run()
+    finally:
+        leave(1)
 
 
-def _batches(size: int, scalable: bool) -> List[int]:
-    return [size] * (STEPS - 1) + [2 * size if scalable else size]
+def _runs_backward() -> bool:
+    """Whether autograd runs here: it has threads for each GPU, which a fork does not have."""
+    with torch.enable_grad():
+        number = torch.zeros((), device="cpu", requires_grad=True)
+        try:
+            (number * 1).backward()
+        except RuntimeError:
+            return False
+    return True
+
+
+def _answer(pid: int, folder: str, label: str) -> Dict[str, Any]:
+    messages, said = Messages(folder), {"failed": "starting"}
+    started = time.monotonic()
+    while True:
+        ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        for message in messages.new():
+            said.update(message)
+        if "done" in said:
+            summary = read_file(folder, SUMMARY)
+            return {**said, "summary": summary} if summary is not None else said
+        if said.get("kind") == TOLD:
+            return said
+        if ended or time.monotonic() - started > _LONGEST_S:
+            why = "the trace ended" if ended else f"not done after {_LONGEST_S:.0f} s"
+            return {"failed": f"{label}: {why} while {said['failed']}. {_OTHERWISE}"}
+        time.sleep(_POLL_S)
