@@ -90,3 +90,41 @@ def test_a_process_that_ends_in_the_step_is_told_with_what_to_do() -> None:
 
     with pytest.raises(TargetError, match=r"ended while tracing the model.* gpumem summarize FILE:NAME"):
         _traced(_model(), step=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_fork_does_not_wait_for_threads_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP's pool, which large tensors were computed by, is not in the fork."""
+    import torch
+    from torch import nn
+
+    from slurm_gpumem.tracing.live_model import trace_model
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr(trace_model, "_LONGEST_S", 60.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.randn(4_000_000).mul_(2).sum()
+        batch = torch.randn(16, 3, 128, 128)
+        assert trace_model.summarize(nn.Conv2d(3, 4, 3), batch, loss=lambda out, _: out.sum()).trace
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_recurrent_model_leaves_its_gpu_as_the_same_parameters() -> None:
+    """Its layers hold weak references to them, which torch does not swap."""
+    import torch
+    from torch import nn
+
+    from slurm_gpumem.tracing.engine.values import value_of
+    from slurm_gpumem.tracing.live_model import trace_model
+
+    model = nn.Sequential(nn.LSTM(4, 3), nn.BatchNorm1d(3))
+    parameters = list(model.parameters())
+    live = trace_model._Live(model, None, 1, None, None, None, True)
+    live._on_gpu = {id(t): (t, t.detach().clone()) for t in (*parameters, *model.buffers())}
+    live.leave_gpu()
+    assert all(a is b for a, b in zip(parameters, model.parameters()))
+    assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
+    assert torch.equal(value_of(model[1].weight), torch.ones(3))
+    assert torch.equal(value_of(model[1].running_var), torch.ones(3))

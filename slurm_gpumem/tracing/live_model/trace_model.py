@@ -33,6 +33,7 @@ from slurm_gpumem.tracing.model.training import Training
 from slurm_gpumem.tracing.script import tracer
 from slurm_gpumem.tracing.script.hints import TOLD
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, Report, read_file
+from slurm_gpumem.tracing.user_line import own_words
 
 _LONGEST_S = 900.0
 _POLL_S = 0.02
@@ -132,7 +133,7 @@ class _Live:
         self._optimizer, self._loss, self._step = optimizer, loss, step
         self.scalable, self.gradients = scalable, torch.is_grad_enabled()
         own = (*model.parameters(), *model.buffers())
-        self._on_gpu: List[Tuple[Tensor, Tensor]] = [(t, _off_gpu(t)) for t in own if t.is_cuda]
+        self._on_gpu = {id(tensor): (tensor, _off_gpu(tensor)) for tensor in own if tensor.is_cuda}
 
     def model(self, enter: Callable[[str], None], tracer: Any) -> Tuple[nn.Module, str]:
         """The model, as new: without gradients and states of steps that were made before."""
@@ -147,13 +148,26 @@ class _Live:
 
     def leave_gpu(self) -> None:
         """Before the trace: what is on a real GPU is not touched in a fork, not even freed."""
-        for tensor, value in self._on_gpu:
-            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            twin = torch.Tensor._make_subclass(type(tensor), empty, tensor.requires_grad)
-            if value.device.type == "cpu":
-                give(twin, value)
-            torch.utils.swap_tensors(tensor, twin)
-            _kept.append(twin)
+
+        def empty(tensor: Tensor) -> Tensor:
+            if id(tensor) not in self._on_gpu:
+                return tensor
+            _kept.append(tensor.untyped_storage())
+            found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            return self._with_value(found, tensor)
+
+        if self._on_gpu:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+            self._model._apply(empty)
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        for parameter in self._model.parameters():  # the same objects as before
+            self._with_value(parameter, parameter)
+
+    def _with_value(self, tensor: Tensor, like: Tensor) -> Tensor:
+        value = self._on_gpu[id(like)][1] if id(like) in self._on_gpu else None
+        if value is not None and value.device.type == "cpu":
+            give(tensor, value)
+        return tensor
 
     def batches(
         self, model: nn.Module, floats: Optional[torch.dtype], tracer: Any
@@ -183,8 +197,8 @@ class _Live:
         return self._step
 
 
-_kept: List[Tensor] = []
-"""Tensors of a real GPU in a fork."""
+_kept: List[torch.UntypedStorage] = []
+"""Memory of a real GPU, in a fork."""
 
 
 # -- The fork --------------------------------------------------------------------------------------
@@ -218,7 +232,11 @@ def _trained(request: TraceRequest, live: _Live, folder: str, truth: bool) -> No
     try:
         prctl(PDEATHSIG, int(signal.SIGKILL))
         os.environ.update(
-            GPUMEM_TRACE_DIR=folder, GPUMEM_TRACE_GPU=ANY_GPU.to_json(), GPUMEM_TRACE_TRUTH=str(int(truth))
+            GPUMEM_TRACE_DIR=folder,
+            GPUMEM_TRACE_GPU=ANY_GPU.to_json(),
+            GPUMEM_TRACE_TRUTH=str(int(truth)),
+            OMP_NUM_THREADS="1",  # a fork would wait for the threads of a pool that it does not have
+            CUDA_VISIBLE_DEVICES="",
         )
         vars(sys)["gpumem_files_read"] = SimpleNamespace(write=lambda: None)
         if not _runs_backward():
@@ -228,6 +246,8 @@ def _trained(request: TraceRequest, live: _Live, folder: str, truth: bool) -> No
         sys.modules["torch._dynamo"].config.disable = True
         tracer.install()
         Training(request, live, tracer.tracer()).run()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, this process must not go on
+        Report(folder).say(failed=f"{request.target.label}: {own_words(error)}. {_OTHERWISE}", kind=TOLD)
     finally:
         leave(1)
 
