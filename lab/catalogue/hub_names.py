@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 from lab.places import CATALOGUE, MODELS
 from slurm_gpumem.toml_file import load_toml
-from slurm_gpumem.tracing.live_model.hub_names import FILE
+from slurm_gpumem.tracing.model.hub_names import FILE
 
 
 def content() -> str:

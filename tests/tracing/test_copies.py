@@ -26,7 +26,7 @@ def _model(**kept: Any) -> Any:
 def _traced(model: Any, **how: Any) -> Any:
     import torch
 
-    from slurm_gpumem.tracing.live_model.trace_model import summarize
+    from slurm_gpumem.tracing.model.live import summarize
 
     return summarize(model, torch.empty(8, 4, device="meta"), **{"loss": lambda out, _: out.sum(), **how})
 
@@ -97,16 +97,16 @@ def test_a_fork_does_not_wait_for_threads_that_it_does_not_have(monkeypatch: pyt
     import torch
     from torch import nn
 
-    from slurm_gpumem.tracing.live_model import trace_model
+    from slurm_gpumem.tracing.model import live
 
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setattr(trace_model, "_LONGEST_S", 60.0)
+    monkeypatch.setattr(live, "_LONGEST_S", 60.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         torch.randn(4_000_000).mul_(2).sum()
         batch = torch.randn(16, 3, 128, 128)
-        assert trace_model.summarize(nn.Conv2d(3, 4, 3), batch, loss=lambda out, _: out.sum()).trace
+        assert live.summarize(nn.Conv2d(3, 4, 3), batch, loss=lambda out, _: out.sum()).trace
     finally:
         torch.set_num_threads(threads)
 
@@ -117,13 +117,13 @@ def test_a_recurrent_model_leaves_its_gpu_as_the_same_parameters() -> None:
     from torch import nn
 
     from slurm_gpumem.tracing.engine.values import value_of
-    from slurm_gpumem.tracing.live_model import trace_model
+    from slurm_gpumem.tracing.model import live
 
     model = nn.Sequential(nn.LSTM(4, 3), nn.BatchNorm1d(3))
     parameters = list(model.parameters())
-    live = trace_model._Live(model, None, 1, None, None, None, True)
-    live._on_gpu = {id(t): (t, t.detach().clone()) for t in (*parameters, *model.buffers())}
-    live.leave_gpu()
+    kept = live._Live(model, None, 1, None, None, None, True)
+    kept._on_gpu = {id(t): (t, t.detach().clone()) for t in (*parameters, *model.buffers())}
+    kept.leave_gpu()
     assert all(a is b for a, b in zip(parameters, model.parameters()))
     assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
     assert torch.equal(value_of(model[1].weight), torch.ones(3))

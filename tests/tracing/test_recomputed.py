@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="no PyTorch here")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from slurm_gpumem.tracing.live_model.trace_model import summarize  # noqa: E402
+from slurm_gpumem.tracing.model.live import summarize  # noqa: E402
 
 
 class Experts(nn.Module):

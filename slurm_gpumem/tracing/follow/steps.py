@@ -13,8 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from slurm_gpumem.tracing.engine.training_events import entering
 from slurm_gpumem.tracing.follow import evaluations
-from slurm_gpumem.tracing.live_model.loop import mark, states_of
-from slurm_gpumem.tracing.live_model.optimizers import name_of
+from slurm_gpumem.tracing.model.loop import mark, states_of
+from slurm_gpumem.tracing.model.optimizers import name_of
 from slurm_gpumem.tracing.script.script_places import Root
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 

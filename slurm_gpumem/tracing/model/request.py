@@ -78,7 +78,7 @@ def well_known(target: Target) -> Target:
     """A well-known Hugging Face name ("gpt2-medium") as its class and sizes; others stay as they are."""
     if target.kind != HUGGING_FACE or target.place.endswith(".json"):
         return target
-    from slurm_gpumem.tracing.live_model.hub_names import known_model
+    from slurm_gpumem.tracing.model.hub_names import known_model
 
     found = known_model(target.place)
     if found is None:

@@ -20,12 +20,13 @@ from slurm_gpumem.summaries.types import ModelSummary, Shape
 from slurm_gpumem.tracing.engine.assemble import assemble
 from slurm_gpumem.tracing.engine.module_stack import shapes
 from slurm_gpumem.tracing.engine.value_checks import EndlessLoop
-from slurm_gpumem.tracing.live_model import labels, losses, optimizers
-from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
-from slurm_gpumem.tracing.live_model.loop import Inputs, Plan, Step, mark, note_model, seen_by, steps
+from slurm_gpumem.tracing.model import labels, losses, optimizers
 from slurm_gpumem.tracing.model.build import Several
+from slurm_gpumem.tracing.model.described import precision_of, torch_version
 from slurm_gpumem.tracing.model.failures import failure
 from slurm_gpumem.tracing.model.given import OfCode
+from slurm_gpumem.tracing.model.inputs import Inputs
+from slurm_gpumem.tracing.model.loop import Plan, Step, mark, note_model, seen_by, steps
 from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
 from slurm_gpumem.tracing.script import tracer
 from slurm_gpumem.tracing.script.summary import summary_of

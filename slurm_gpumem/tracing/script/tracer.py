@@ -32,7 +32,7 @@ from slurm_gpumem.tracing.follow.generation import Generation
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
 from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.follow.unwritten import Unwritten
-from slurm_gpumem.tracing.live_model import optimizers
+from slurm_gpumem.tracing.model import optimizers
 from slurm_gpumem.tracing.script import foreign_files
 from slurm_gpumem.tracing.script.hints import PHASE, TOLD
 from slurm_gpumem.tracing.script.inference import Inference

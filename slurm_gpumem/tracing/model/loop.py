@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,35 +13,11 @@ from slurm_gpumem.summaries.trace_types import PARAMETER
 from slurm_gpumem.tracing.engine.assemble import Seen
 from slurm_gpumem.tracing.engine.module_stack import own_parameters
 from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.model.inputs import Inputs
 
 Step = Callable[[Any, Any, Any], Any]
 """Called with the model, the batch and the optimizer; may return the loss and leave the rest to us."""
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
-
-
-@dataclass
-class Inputs:
-    """One step's data, as the model's forward takes it, and what its output is compared with."""
-
-    args: Tuple[Any, ...] = ()
-    kwargs: Dict[str, Any] = field(default_factory=dict)
-    target: Any = None
-    bare: bool = False
-    """Whether the only argument was given alone, not in a tuple."""
-
-    def tensors(self) -> List[Tensor]:
-        """Every tensor in it."""
-        found: List[Tensor] = []
-        waiting: List[Any] = [self.args, self.kwargs, self.target]
-        while waiting:
-            item = waiting.pop(0)
-            if isinstance(item, Tensor):
-                found.append(item)
-            elif isinstance(item, (list, tuple)):
-                waiting[:0] = item
-            elif isinstance(item, Mapping):
-                waiting[:0] = item.values()
-        return found
 
 
 @dataclass(frozen=True)

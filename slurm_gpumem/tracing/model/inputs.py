@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Optional, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,31 @@ from torch import Tensor
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.tracing.engine.recorder import Recorder
 from slurm_gpumem.tracing.engine.values import give, value_of
-from slurm_gpumem.tracing.live_model.loop import Inputs
+
+
+@dataclass
+class Inputs:
+    """One step's data, as the model's forward takes it, and what its output is compared with."""
+
+    args: Tuple[Any, ...] = ()
+    kwargs: Dict[str, Any] = field(default_factory=dict)
+    target: Any = None
+    bare: bool = False
+    """Whether the only argument was given alone, not in a tuple."""
+
+    def tensors(self) -> List[Tensor]:
+        """Every tensor in it."""
+        found: List[Tensor] = []
+        waiting: List[Any] = [self.args, self.kwargs, self.target]
+        while waiting:
+            item = waiting.pop(0)
+            if isinstance(item, Tensor):
+                found.append(item)
+            elif isinstance(item, (list, tuple)):
+                waiting[:0] = item
+            elif isinstance(item, Mapping):
+                waiting[:0] = item.values()
+        return found
 
 
 def as_inputs(batch: Any, target: Any = None) -> Inputs:

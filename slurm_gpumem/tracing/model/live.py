@@ -25,9 +25,9 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.engine.values import give, small
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
 from slurm_gpumem.tracing.guard.syscalls import PDEATHSIG, prctl
-from slurm_gpumem.tracing.live_model import labels, losses, optimizers
-from slurm_gpumem.tracing.live_model.batches import as_inputs, mapped, on_gpu, require_size
-from slurm_gpumem.tracing.live_model.loop import Inputs, Step
+from slurm_gpumem.tracing.model import labels, losses, optimizers
+from slurm_gpumem.tracing.model.inputs import Inputs, as_inputs, mapped, on_gpu, require_size
+from slurm_gpumem.tracing.model.loop import Step
 from slurm_gpumem.tracing.model.spec import MODULE, NO_OPTIMIZER, Target, TraceRequest
 from slurm_gpumem.tracing.model.training import Training
 from slurm_gpumem.tracing.script import tracer
