@@ -10,12 +10,10 @@ from torch import nn
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.model import batches
-from slurm_gpumem.tracing.model.build import Builder, Several
-from slurm_gpumem.tracing.model.checkpointing import checkpoint_blocks
+from slurm_gpumem.tracing.model.build import Builder, Several, checkpoint_blocks, without_downloads
 from slurm_gpumem.tracing.model.inputs import Inputs, on_gpu
 from slurm_gpumem.tracing.model.load import as_many_as_it_takes, call, find_callable
 from slurm_gpumem.tracing.model.losses import main_tensor
-from slurm_gpumem.tracing.model.pretrained import without_downloads
 from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
 
 
