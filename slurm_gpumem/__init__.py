@@ -26,7 +26,7 @@ _HOME_OF = {
     "estimate": "slurm_gpumem.api",
     "save_summary": "slurm_gpumem.summaries.parsers.own",
     "submit": "slurm_gpumem.api",
-    "summarize": "slurm_gpumem.tracing.live_model.trace_model",
+    "summarize": "slurm_gpumem.tracing.model.live",
 }
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.decision import Decision
     from slurm_gpumem.summaries.parsers.own import save_summary
     from slurm_gpumem.summaries.types import ModelSummary
-    from slurm_gpumem.tracing.live_model.trace_model import summarize
+    from slurm_gpumem.tracing.model.live import summarize
 
 
 def __getattr__(name: str) -> Any:

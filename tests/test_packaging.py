@@ -101,9 +101,7 @@ def test_a_text_is_estimated(installed: Path, name: str) -> None:
 
 
 def test_a_hub_name_is_known_and_only_torch_is_missing(installed: Path) -> None:
-    code = (
-        "from slurm_gpumem.tracing.live_model.hub_names import known_model; print(known_model('gpt2-medium'))"
-    )
+    code = "from slurm_gpumem.tracing.model.request import known_model; print(known_model('gpt2-medium'))"
     assert "GPT2" in _run(installed, "python", "-c", code).stdout
     done = _run(installed, "gpumem", "summarize", "hf:gpt2-medium", "--batch-size", "4", "-o", "summary.json")
     assert done.returncode == 2

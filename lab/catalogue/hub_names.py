@@ -10,7 +10,7 @@ from typing import Any, Dict, List
 
 from lab.places import CATALOGUE, MODELS
 from slurm_gpumem.toml_file import load_toml
-from slurm_gpumem.tracing.live_model.hub_names import FILE
+from slurm_gpumem.tracing.model.request import HUB_NAMES as FILE
 
 
 def content() -> str:

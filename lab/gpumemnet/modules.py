@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lab.gpumemnet.configurations import Configuration
 from slurm_gpumem.estimators.published.gpumemnet.features import CNN, MLP
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.live_model.trace_model import summarize
+from slurm_gpumem.tracing.model.live import summarize
 
 
 def traced_summary(drawn: Configuration) -> ModelSummary:

@@ -32,8 +32,8 @@ from lab.networks.train import FLOATS
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.live_model.loop import Inputs
-from slurm_gpumem.tracing.live_model.trace_model import summarize
+from slurm_gpumem.tracing.model.inputs import Inputs
+from slurm_gpumem.tracing.model.live import summarize
 
 LIBRARIES = ("torchvision", "timm", "transformers")
 PRECISIONS = ("fp32", "amp-bf16", "bf16")

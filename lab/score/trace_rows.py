@@ -36,8 +36,8 @@ from lab.rows import read_rows
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.parsers.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.live_model.loop import Inputs
-from slurm_gpumem.tracing.live_model.trace_model import summarize
+from slurm_gpumem.tracing.model.inputs import Inputs
+from slurm_gpumem.tracing.model.live import summarize
 
 Row = Mapping[str, Any]
 LIMIT_SECONDS = 300

@@ -1,7 +1,7 @@
 """Write a model's summary at the first step of a training that runs anyway, for the next submission.
 
-What the callbacks for Lightning and Hugging Face's Trainer have in common. The model is traced on a copy
-without values; a training never fails because of it.
+What the callbacks for Lightning and Hugging Face's Trainer have in common. The model is traced in a
+fork, before the first backward pass; a training never fails because of it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from slurm_gpumem.adapters.slot_run import SlotRun
 from slurm_gpumem.adapters.slot_run import resume_file as resume_file
 from slurm_gpumem.adapters.slots import agreed, barrier, discard, failed, problem_of, replace_checkpoint
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.live_model.trace_model import summarize
+from slurm_gpumem.tracing.model.live import summarize
 from slurm_gpumem.training_names import plain_name
 
 _MIXED = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}

@@ -20,38 +20,31 @@ from slurm_gpumem.adapters.slot_run import SlotRun
 from slurm_gpumem.adapters.slot_run import resume_file as resume_file
 from slurm_gpumem.adapters.slots import agreed, barrier, discard, failed, problem_of
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing.live_model.trace_model import summarize
+from slurm_gpumem.tracing.model.live import summarize
 
 
 class SummaryCallback(TrainerCallback):  # type: ignore[misc]
-    """Notes what the model is given at the first step and writes the summary after it."""
+    """Writes the summary where the model is about to be given its first batch."""
 
     def __init__(self, path: Union[str, Path] = "summary.json") -> None:
         self.path = path
-        self._batch: Optional[Dict[str, Any]] = None
         self._hook: Any = None
         self._done = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A Trainer's callbacks never see a batch: the model does."""
-        if state.is_world_process_zero and not self._done:
-            model = kwargs["model"]
-            self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After the first step the optimizer is the one that is used."""
-        if self._hook is None:
+        if not state.is_world_process_zero or self._done:
             return
-        self._hook.remove()
-        self._hook = None
-        batch = self._batch
-        if batch is not None and not self._done:
+
+        def write(model: Any, inputs: Any, given: Dict[str, Any]) -> None:
+            if self._done or not given or not model.training:
+                return
             self._done = True
+            self._hook.remove()  # the model is called again for the summary
+            batch = without_values(given)
             write_once(self.path, lambda: _summary(args, batch, kwargs["model"], kwargs["optimizer"]))
 
-    def _note(self, model: Any, inputs: Any, given: Dict[str, Any]) -> None:
-        if self._batch is None and given:
-            self._batch = without_values(given)
+        self._hook = kwargs["model"].register_forward_pre_hook(write, with_kwargs=True)
 
 
 class SlotCallback(TrainerCallback):  # type: ignore[misc]

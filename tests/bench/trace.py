@@ -22,8 +22,8 @@ import torch
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.summaries.parsers.own import to_json
-from slurm_gpumem.tracing.live_model.loop import Inputs
-from slurm_gpumem.tracing.live_model.trace_model import summarize
+from slurm_gpumem.tracing.model.inputs import Inputs
+from slurm_gpumem.tracing.model.live import summarize
 
 META = torch.device("meta")
 BATCH = 16

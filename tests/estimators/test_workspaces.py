@@ -327,7 +327,7 @@ def test_no_fourier_transform_is_tried_in_half_precision_nor_of_groups_or_single
 
 def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
     torch = pytest.importorskip("torch")
-    from slurm_gpumem.tracing.live_model.trace_model import summarize
+    from slurm_gpumem.tracing.model.live import summarize
 
     strided = torch.nn.Conv2d(256, 512, 4, 2, 1)
     model = torch.nn.Sequential(torch.nn.Conv2d(256, 256, 1), strided, torch.nn.Flatten())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab.catalogue.hub_names import content
 from lab.places import MODELS
-from slurm_gpumem.tracing.live_model.hub_names import FILE
+from slurm_gpumem.tracing.model.request import HUB_NAMES as FILE
 
 
 def test_the_shipped_names_are_those_of_the_catalogue() -> None:

@@ -74,7 +74,7 @@ def test_experts_together_get_each_token_as_often_as_it_is_routed(found: Dict[st
 
 
 def test_what_follows_the_optimizers_step_is_not_the_optimizers(found: Dict[str, Any]) -> None:
-    assert found["phases"] == {"after": ["forward"], "categories": ["activations"], "scalable": True}
+    assert found["phases"] == {"after": ["evaluate"], "categories": ["activations"], "scalable": True}
 
 
 def test_fourier_transforms_take_the_blocks_that_were_measured(found: Dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpumem.tracing.live_model.hub_names import known_model
+from slurm_gpumem.tracing.model.request import known_model
 
 
 @pytest.mark.parametrize(

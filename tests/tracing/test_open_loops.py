@@ -117,7 +117,7 @@ def _warnings(loop: Callable[[Any], Any], layers: int = 1) -> List[str]:
     import torch
     from torch import nn
 
-    from slurm_gpumem.tracing.live_model.trace_model import summarize
+    from slurm_gpumem.tracing.model.live import summarize
 
     class Looping(nn.Module):
         def __init__(self) -> None:

@@ -42,7 +42,7 @@ def test_compiled_code_that_trains_under_autocast_draws_a_warning() -> None:
     import torch
     from torch import nn
 
-    from slurm_gpumem.tracing.live_model.trace_model import summarize
+    from slurm_gpumem.tracing.model.live import summarize
 
     source = torch.jit.CompilationUnit("def gate(a, b):\n    return a * b\n")
 
@@ -67,7 +67,7 @@ def test_what_pytorch_knows_of_functions_to_compile_is_the_same_after_a_trace() 
     from torch import nn
 
     from slurm_gpumem.tracing.engine.constants import known_constants
-    from slurm_gpumem.tracing.live_model.trace_model import summarize
+    from slurm_gpumem.tracing.model.live import summarize
 
     known = torch.jit._builtins._get_builtin_table()
     before = dict(known)

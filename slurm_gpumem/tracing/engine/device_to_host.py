@@ -5,8 +5,7 @@ Meta tensors have no numbers. Known ones are given (see `values`), others are ma
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List
+from typing import TYPE_CHECKING, Any, Callable, Dict, List
 
 import torch
 from torch import Tensor
@@ -207,20 +206,3 @@ READS: Dict[Any, Handler] = {
     **dict.fromkeys(_overloads("_amp_update_scale_"), _update_scale),
     **dict.fromkeys(_overloads("_nested_tensor_from_mask_left_aligned"), _left_aligned),
 }
-
-
-@contextmanager
-def formatted_tensors() -> Iterator[None]:
-    """Inside, a single number on the meta device can be put into an f-string, as one on a GPU can."""
-    real: Any = Tensor.__format__
-
-    def formatted(tensor: Tensor, spec: str) -> str:
-        if tensor.device.type == "meta" and tensor.dim() == 0:
-            return format(tensor.item(), spec)
-        return str(real(tensor, spec))
-
-    setattr(Tensor, "__format__", formatted)  # noqa: B010 - mypy knows it as a method
-    try:
-        yield
-    finally:
-        setattr(Tensor, "__format__", real)  # noqa: B010

@@ -7,8 +7,7 @@ For the same reason no part of it is left out then (`script.fast_forward`).
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch.utils.checkpoint as checkpointing
 
@@ -19,19 +18,6 @@ _INSIDE = ("_checkpoint_without_reentrant_generator", "CheckpointFunction")
 """What torch's checkpoint() looks up at each call, by whichever name the model imported it."""
 Replaced = Callable[[Any], Any]
 """A function that is checkpointed to the one that is called in its place."""
-
-
-@contextmanager
-def checkpointing_seen(recorder: Recorder) -> Iterator[List[str]]:
-    """A list that has something in it once the model's code has checkpointed activations."""
-    seen: List[str] = []
-    before = {name: getattr(checkpointing, name) for name in _INSIDE if hasattr(checkpointing, name)}
-    install(recorder, lambda: seen.append("checkpoint"))
-    try:
-        yield seen
-    finally:
-        for name, real in before.items():
-            setattr(checkpointing, name, real)
 
 
 def install(recorder: Recorder, saw: Callable[[], None]) -> None:

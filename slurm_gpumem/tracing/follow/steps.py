@@ -10,8 +10,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.tracing.follow import evaluations
-from slurm_gpumem.tracing.live_model.loop import mark, states_of
-from slurm_gpumem.tracing.live_model.optimizers import name_of
+from slurm_gpumem.tracing.model.loop import mark, states_of
+from slurm_gpumem.tracing.model.optimizers import name_of
 from slurm_gpumem.tracing.script.script_places import Root
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 

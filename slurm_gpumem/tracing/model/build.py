@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Tuple
+from collections import Counter
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.engine.values import follow, value_of
 from slurm_gpumem.tracing.model import hub
 from slurm_gpumem.tracing.model.load import call, find_callable
 from slurm_gpumem.tracing.model.spec import HUGGING_FACE, TIMM, TraceRequest
+from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.user_line import own_words, user_line
 
 # While a model is built on the meta device: small tensors keep their values, so that code can read them.
@@ -128,3 +131,128 @@ class Several(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The first model's."""
         return self.parts[0](*args, **kwargs)
+
+
+# -- Checkpointing: with the library's own switch, otherwise around every repeated block -----------
+
+
+def checkpoint_blocks(model: Any) -> str:
+    """Turn it on; returns what was done, in words. Raises TargetError if the model has no blocks."""
+    if getattr(model, "supports_gradient_checkpointing", False):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return "checkpointing: transformers' own"
+    if hasattr(model, "set_grad_checkpointing"):
+        model.set_grad_checkpointing(True)
+        return "checkpointing: timm's own"
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise TargetError(
+            "--checkpointing: the model has no repeated blocks to checkpoint; add checkpointing to its code"
+        )
+    for block in blocks:
+        # A subclass, not a new attribute: copies of the model stay checkpointed.
+        kind = type(block)
+        block.__class__ = type(kind.__name__, (kind,), {"forward": _checkpointed(kind)})
+    return f"checkpointing: each of the {len(blocks)} {type(blocks[0]).__name__} blocks"
+
+
+def repeated_blocks(model: nn.Module) -> List[nn.Module]:
+    """The outermost modules that occur several times and contain layers."""
+    kinds: Counter[type] = Counter(type(m) for m in model.modules() if list(m.children()))
+    plain = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    found: List[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            if not isinstance(child, plain) and kinds[type(child)] > 1:
+                found.append(child)
+            else:
+                walk(child)
+
+    walk(model)
+    sizes: Dict[type, int] = {}
+    for block in found:
+        sizes[type(block)] = sizes.get(type(block), 0) + sum(p.numel() for p in block.parameters())
+    if not sizes:
+        return []
+    main = max(sizes, key=lambda kind: sizes[kind])
+    return [block for block in found if type(block) is main]
+
+
+def _checkpointed(kind: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (self.training and torch.is_grad_enabled()):
+            return kind.forward(self, *args, **kwargs)
+        return checkpoint(lambda *a, **k: kind.forward(self, *a, **k), *args, use_reentrant=False, **kwargs)
+
+    return forward
+
+
+# -- Pretrained weights: memory does not depend on their values ------------------------------------
+
+_SAID = "pretrained weights were not loaded: memory does not depend on their values"
+_OF_WEIGHTS = (
+    "device_map",
+    "low_cpu_mem_usage",
+    "quantization_config",
+    "ignore_mismatched_sizes",
+    "use_safetensors",
+)
+"""Arguments of `from_pretrained` that a configuration does not take."""
+
+
+class _NoWeights(Dict[str, Any]):
+    """A state dict without weights, distinguishable from an empty one."""
+
+
+def without_downloads(note: Callable[[str], None]) -> None:
+    """From now on torch.hub, timm and transformers give a model no weights; what it was made with stays."""
+
+    def no_state(*args: Any, **kwargs: Any) -> _NoWeights:
+        note(_SAID)
+        return _NoWeights()
+
+    real_load = torch.nn.Module.load_state_dict
+
+    def load(self: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(state, _NoWeights):
+            return torch.nn.modules.module._IncompatibleKeys([], [])
+        return real_load(self, state, *args, **kwargs)
+
+    def from_pretrained(kind: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        note(_SAID)
+        return _from_configuration(kind, name, kwargs)
+
+    def in_timm(module: Any) -> None:
+        module.load_pretrained = lambda *args, **kwargs: note(_SAID)
+
+    def in_transformers(module: Any) -> None:
+        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+    def in_auto_classes(module: Any) -> None:
+        module._BaseAutoModelClass.from_pretrained = classmethod(from_pretrained)
+
+    torch.hub.load_state_dict_from_url = no_state
+    torch.nn.Module.load_state_dict = load  # type: ignore[method-assign,assignment]
+    AfterImport(
+        {
+            "timm.models._builder": in_timm,
+            "transformers.modeling_utils": in_transformers,
+            "transformers.models.auto.auto_factory": in_auto_classes,
+        }
+    ).install()
+
+
+def _from_configuration(kind: Any, name: Any, kwargs: Dict[str, Any]) -> Any:
+    """The model of a checkpoint's configuration, with fresh weights."""
+    from transformers import AutoConfig
+
+    config = kwargs.pop("config", None)
+    dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None)
+    for unused in _OF_WEIGHTS:
+        kwargs.pop(unused, None)
+    if config is None:
+        config, kwargs = AutoConfig.from_pretrained(name, return_unused_kwargs=True, **kwargs)
+    kwargs.pop("trust_remote_code", None)
+    model = kind.from_config(config, **kwargs) if hasattr(kind, "from_config") else kind(config)
+    return model.to(dtype) if isinstance(dtype, torch.dtype) else model

@@ -1,43 +1,79 @@
-"""What a request gives a training besides its model: batches, a loss, an optimizer, a step."""
+"""What a request names in the user's code: a model, batches, a loss, an optimizer, a step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import nn
 
 from slurm_gpumem.errors import TargetError
-from slurm_gpumem.tracing.live_model.loop import Inputs
-from slurm_gpumem.tracing.live_model.losses import main_tensor
 from slurm_gpumem.tracing.model import batches
-from slurm_gpumem.tracing.model.build import Several
+from slurm_gpumem.tracing.model.build import Builder, Several, checkpoint_blocks, without_downloads
+from slurm_gpumem.tracing.model.inputs import Inputs, on_gpu
 from slurm_gpumem.tracing.model.load import as_many_as_it_takes, call, find_callable
-from slurm_gpumem.tracing.model.spec import TraceRequest
+from slurm_gpumem.tracing.model.losses import main_tensor
+from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
 
 
-def given_batches(
-    request: TraceRequest, model: nn.Module, floats: Optional[torch.dtype], note: Callable[[str], None]
-) -> Callable[[int], Inputs]:
-    """A function that makes a batch of a size on the GPU; fp32 numbers become `floats`, if that is a type."""
-    if request.batch_callable is not None:
-        function, label = find_callable(request.batch_callable)
-        own_step = request.step_callable is not None
-        return lambda size: _on_gpu(_from_callable(function, label, size, own_step), floats)
-    first = batches.make_batch(request, model)
-    if first.said:
-        note(first.said)
+class OfCode:
+    """A training of what a request names in the user's code."""
 
-    def make(size: int) -> Inputs:
-        made = batches.make_batch(replace(request, batch_size=size), model)
-        target = None
-        if request.target_input is not None:
-            target = batches.tensor(request.target_input, size, torch.int64)
-        found: Inputs = _on_gpu(Inputs(tuple(made.args), made.kwargs, target, len(made.args) == 1), floats)
-        return found
+    scalable = True
 
-    return make
+    def __init__(self, request: TraceRequest) -> None:
+        self._request = request
+        self.gradients = request.optimizer != NO_OPTIMIZER
+
+    def model(self, enter: Callable[[str], None], tracer: Any) -> Tuple[nn.Module, str]:
+        """The model, and where it was built."""
+        without_downloads(tracer.note)
+        builder = Builder(self._request, enter, tracer.note)
+        with tracer.recorder.paused():
+            model, built_on = builder.build()
+        model.train(self.gradients)
+        if self._request.checkpointing:
+            tracer.note(checkpoint_blocks(model))
+        return model, built_on
+
+    def batches(
+        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Any
+    ) -> Callable[[int], Inputs]:
+        """A function that makes a batch of a size on the GPU; fp32 numbers become `floats`, if given."""
+        request = self._request
+        if request.batch_callable is not None:
+            function, label = find_callable(request.batch_callable)
+            own_step = request.step_callable is not None
+            return lambda size: on_gpu(
+                _from_callable(function, label, size, own_step), tracer.recorder, floats
+            )
+        first = batches.make_batch(request, model)
+        if first.said:
+            tracer.note(first.said)
+
+        def make(size: int) -> Inputs:
+            made = batches.make_batch(replace(request, batch_size=size), model)
+            target = None
+            if request.target_input is not None:
+                target = batches.tensor(request.target_input, size, torch.int64)
+            inputs = Inputs(tuple(made.args), made.kwargs, target, len(made.args) == 1)
+            found: Inputs = on_gpu(inputs, tracer.recorder, floats)
+            return found
+
+        return make
+
+    def loss(self) -> Any:
+        """Its name, or a function of output and target; None: by what the model returns."""
+        return given_loss(self._request)
+
+    def optimizer(self) -> Any:
+        """Its name, or a function that makes it of parameters."""
+        return given_optimizer(self._request)
+
+    def step(self) -> Optional[Callable[..., Any]]:
+        """The user's own step, if there is one."""
+        return given_step(self._request)
 
 
 def _from_callable(function: Any, label: str, size: int, own_step: bool) -> Inputs:
@@ -58,20 +94,6 @@ def _from_callable(function: Any, label: str, size: int, own_step: bool) -> Inpu
     raise TargetError(
         f"{label} returned {what}; a batch is a tensor, a tuple (input, target) or a dictionary"
     )
-
-
-def _on_gpu(value: Any, floats: Optional[torch.dtype]) -> Any:
-    if isinstance(value, torch.Tensor):
-        wide = floats is not None and value.dtype == torch.float32
-        return value.to("cuda", floats) if wide else value.to("cuda")
-    if isinstance(value, Inputs):
-        args, kwargs, target = (_on_gpu(part, floats) for part in (value.args, value.kwargs, value.target))
-        return Inputs(args, kwargs, target, value.bare)
-    if isinstance(value, dict):
-        return {key: _on_gpu(one, floats) for key, one in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_on_gpu(one, floats) for one in value)
-    return value
 
 
 def given_optimizer(request: TraceRequest) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
+from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import TargetError, UnknownNameError
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
 from slurm_gpumem.tracing.model import outline
@@ -25,6 +27,9 @@ from slurm_gpumem.tracing.model.spec import (
 from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
 from slurm_gpumem.training_names import plain_name
 
+HUB_NAMES = "hub-names.json"
+"""In models/: well-known Hugging Face names, each as a class and its sizes."""
+_ENDINGS = ("-uncased", "-cased", "-hf", "-base")
 BY_CODE = "callable"
 """The name of an optimizer or a loss that is the user's own code."""
 # The user's folder must not come before the standard library while torch is imported.
@@ -78,13 +83,22 @@ def well_known(target: Target) -> Target:
     """A well-known Hugging Face name ("gpt2-medium") as its class and sizes; others stay as they are."""
     if target.kind != HUGGING_FACE or target.place.endswith(".json"):
         return target
-    from slurm_gpumem.tracing.live_model.hub_names import known_model
-
     found = known_model(target.place)
     if found is None:
         return target
     name, sizes = found
     return Target(HUGGING_FACE, name, "", {**sizes, **target.arguments})
+
+
+def known_model(name: str) -> Optional[Tuple[str, Dict[str, Any]]]:
+    """(class, configuration fields) of a name like "bert-large-uncased" or "gpt2-medium"; None if unknown."""
+    plain = name.split("/")[-1].lower()
+    models = json.loads(data_path("models", HUB_NAMES).read_text())
+    for known in (plain, *(plain[: -len(end)] for end in _ENDINGS if plain.endswith(end))):
+        if known in models:
+            built, fields = models[known]
+            return built, fields
+    return None
 
 
 def trace_code(

@@ -1,6 +1,6 @@
-"""The script of a model that has none: build it, make batches, train it for a few steps.
+"""The script of a model that has none: move it to "cuda", make batches, train it for a few steps.
 
-Runs as a traced command does (`script.run`), where "cuda" is the traced device.
+Its code runs as a traced command does (`script.run`); a model in memory in a fork of its process (`live`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Tuple
 
 import torch
 from torch import nn
@@ -20,14 +20,13 @@ from slurm_gpumem.summaries.types import ModelSummary, Shape
 from slurm_gpumem.tracing.engine.assemble import assemble
 from slurm_gpumem.tracing.engine.module_stack import shapes
 from slurm_gpumem.tracing.engine.value_checks import EndlessLoop
-from slurm_gpumem.tracing.live_model import labels, losses, optimizers
-from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
-from slurm_gpumem.tracing.live_model.loop import Inputs, Plan, note_model, seen_by, steps
-from slurm_gpumem.tracing.model.build import Builder, Several
-from slurm_gpumem.tracing.model.checkpointing import checkpoint_blocks
+from slurm_gpumem.tracing.model import labels, losses, optimizers
+from slurm_gpumem.tracing.model.build import Several
+from slurm_gpumem.tracing.model.described import precision_of, torch_version
 from slurm_gpumem.tracing.model.failures import failure
-from slurm_gpumem.tracing.model.given import given_batches, given_loss, given_optimizer, given_step
-from slurm_gpumem.tracing.model.pretrained import without_downloads
+from slurm_gpumem.tracing.model.given import OfCode
+from slurm_gpumem.tracing.model.inputs import Inputs
+from slurm_gpumem.tracing.model.loop import Plan, Step, mark, note_model, seen_by, steps
 from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
 from slurm_gpumem.tracing.script import tracer
 from slurm_gpumem.tracing.script.summary import summary_of
@@ -39,19 +38,48 @@ _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, Assertion
 def main() -> None:
     """In the traced process: the request is the only argument."""
     request = TraceRequest.from_json(sys.argv[1])
-    _Training(request, tracer.tracer()).run()
+    Training(request, OfCode(request), tracer.tracer()).run()
 
 
-class _Training:
-    """One request, from the model's code to its last step."""
+class Material(Protocol):
+    """What a request is a training of: the user's code (`given.OfCode`), or what is in memory (`live`)."""
 
-    def __init__(self, request: TraceRequest, tracer: Any) -> None:
+    scalable: bool
+    """Whether a step with another batch size shows what grows with it."""
+    gradients: bool
+    """Whether forward passes keep what a backward pass needs."""
+
+    def model(self, enter: Callable[[str], None], tracer: Any) -> Tuple[nn.Module, str]:
+        """The model, and where it was built."""
+
+    def batches(
+        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Any
+    ) -> Callable[[int], Inputs]:
+        """A function that makes a batch of a size on the GPU; fp32 numbers become `floats`, if given."""
+
+    def loss(self) -> losses.Given:
+        """Its name, or a function of output and target; None: by what the model returns."""
+
+    def optimizer(self) -> optimizers.Given:
+        """The optimizer, its name, or a function that makes it of parameters."""
+
+    def step(self) -> Optional[Step]:
+        """The user's own step, if there is one."""
+
+
+class Training:
+    """One request, from the model to its last step."""
+
+    def __init__(self, request: TraceRequest, material: Material, tracer: Any) -> None:
         self._request = request
+        self._material = material
         self._tracer = tracer
         self._phase = ""
         self._owner = os.getpid()
         self._trains = request.optimizer != NO_OPTIMIZER
+        self._optimizer = ""
         self._loss = losses.Loss(None)
+        self._step: Optional[Step] = None
         self._batches: List[int] = []
         """Batch size of each step that was run."""
         self._shapes: Tuple[Shape, ...] = ()
@@ -62,12 +90,10 @@ class _Training:
     def run(self) -> None:
         """Train, and tell what was seen; or why that is not possible."""
         with self._told():
-            without_downloads(self._tracer.note)
             model = self._built()
             make = self._fed(model)
-            self._loss = losses.Loss(given_loss(self._request))
             self._enter("tracing the model")
-            with torch.set_grad_enabled(self._trains):
+            with torch.set_grad_enabled(self._material.gradients):
                 self._train(model, make)
 
     def _enter(self, phase: str) -> None:
@@ -90,14 +116,9 @@ class _Training:
 
     def _built(self) -> nn.Module:
         request, recorder = self._request, self._tracer.recorder
-        builder = Builder(request, self._enter, self._tracer.note)
-        with recorder.paused():
-            model, self._built_on = builder.build()
+        model, self._built_on = self._material.model(self._enter, self._tracer)
         if self._trains and not list(model.parameters()):
             raise TargetError(f"{request.target.label}: the model has no parameters; nothing to train")
-        model.train(self._trains)
-        if request.checkpointing:
-            self._tracer.note(checkpoint_blocks(model))
         with recorder.unnoted():
             model = model.cuda()
             if request.precision in _PURE:
@@ -109,16 +130,19 @@ class _Training:
     def _fed(self, model: nn.Module) -> Callable[[int], Inputs]:
         self._enter("making the batch")
         request, recorder = self._request, self._tracer.recorder
-        make = given_batches(request, model, _PURE.get(request.precision), self._tracer.note)
+        make = self._material.batches(model, _PURE.get(request.precision), self._tracer)
+        loss, self._step = self._material.loss(), self._material.step()
+        self._loss = losses.Loss(loss)
         with recorder.unnoted():
             self._shapes = shapes(make(request.batch_size).args)
             if any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
                 # Layers without a shape get theirs by one forward pass, as users do before training.
+                training = model.training
                 with torch.no_grad():
                     inputs = make(request.batch_size)
                     model.eval()(*inputs.args, **inputs.kwargs)
-                model.train(self._trains)
-            if self._trains and request.step_callable is None and request.loss == "auto":
+                model.train(training)
+            if self._trains and self._step is None and loss is None:
                 make = self._labelled(model, make)
         recorder.begin_again()
         return make
@@ -148,27 +172,33 @@ class _Training:
         recorder, followed = tracer.recorder, tracer.steps
         tracer.lead(lambda: self._summary(model), trains=self._trains)
         recorder.enter("setup", 0)
-        with torch._C.DisableTorchFunction():  # else they say that they are on "cuda"
+        # Else they say that they are on "cuda", and parts of sparse ones are noted as what an operator made.
+        with torch._C.DisableTorchFunction(), recorder.paused():
             note_model(model, recorder)
 
         def made(size: int) -> Inputs:
             with recorder.kernels.paused():  # a real job would load it
-                return make(size)
+                inputs = make(size)
+            with torch._C.DisableTorchFunction():
+                mark(recorder, inputs.tensors(), "inputs")
+            return inputs
 
         size, optimizer = request.batch_size, None
         if self._trains:
-            optimizer = optimizers.make_optimizer(given_optimizer(request), model, model)
+            given = self._material.optimizer()
+            optimizer = optimizers.make_optimizer(given, model)
+            self._optimizer = optimizers.name_of(given, optimizer)
         plan = Plan(
             model=model,
             make=made,
             loss=self._loss,
             optimizer=optimizer,
             # The last step has another batch size than those before it: it shows what grows with it.
-            batches=(size, size, 2 * size),
+            batches=(size, size, 2 * size if self._material.scalable else size),
             precision=request.precision,
             accumulate=request.grad_accumulation,
             evaluate=request.evaluate,
-            step=given_step(request),
+            step=self._step,
             trained=lambda: (sum(followed.counts.values()), followed.backwards),
         )
         begun = 0
@@ -193,10 +223,9 @@ class _Training:
     def _summary(self, model: nn.Module) -> Tuple[ModelSummary, Dict[str, Any]]:
         request, recorder = self._request, self._tracer.recorder
         summary, facts = summary_of(self._tracer)
-        optimizer = request.optimizer if request.optimizer_callable is None else self._tracer.steps.first_name
         job = TracedJob(
             batch=request.batch_size,
-            optimizer=optimizer if self._trains else "",
+            optimizer=self._optimizer,
             precision=precision_of(model, request.precision),
             grad_accumulation=request.grad_accumulation,
             checkpointing=request.checkpointing or self._tracer.steps.checkpointing,

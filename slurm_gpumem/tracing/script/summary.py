@@ -15,7 +15,7 @@ from slurm_gpumem.tracing.engine.assemble import site_of
 from slurm_gpumem.tracing.engine.module_stack import own_parameters
 from slurm_gpumem.tracing.follow import evaluations
 from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS
-from slurm_gpumem.tracing.live_model.described import precision_of, torch_version
+from slurm_gpumem.tracing.model.described import precision_of, torch_version
 from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 from slurm_gpumem.tracing.script.inference import TRAINING
 from slurm_gpumem.tracing.script.script_places import Root

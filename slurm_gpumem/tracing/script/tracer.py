@@ -30,7 +30,7 @@ from slurm_gpumem.tracing.follow.loop_skipper import Rounds
 from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.follow.training_hooks import TrainingHooks
 from slurm_gpumem.tracing.follow.unwritten import Unwritten, follow_checkpoints
-from slurm_gpumem.tracing.live_model import optimizers
+from slurm_gpumem.tracing.model import optimizers
 from slurm_gpumem.tracing.script import foreign_files
 from slurm_gpumem.tracing.script.ending import Ending, Summed
 from slurm_gpumem.tracing.script.hints import PHASE

@@ -22,7 +22,7 @@ from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.explain import changes
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem import summarize
-from slurm_gpumem.tracing.model.checkpointing import checkpoint_blocks
+from slurm_gpumem.tracing.model.build import checkpoint_blocks
 
 class Block(nn.Module):
     def __init__(self):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slurm_gpumem.tracing.live_model.trace_model import summarize
+from slurm_gpumem.tracing.model.live import summarize
 from tests.tracing.fresh import fresh_a, fresh_b, fresh_c
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,36 +13,11 @@ from slurm_gpumem.summaries.trace_types import PARAMETER
 from slurm_gpumem.tracing.engine.assemble import Seen
 from slurm_gpumem.tracing.engine.module_stack import own_parameters
 from slurm_gpumem.tracing.engine.recorder import Recorder
-from slurm_gpumem.tracing.engine.training_events import training_phases
+from slurm_gpumem.tracing.model.inputs import Inputs
 
 Step = Callable[[Any, Any, Any], Any]
 """Called with the model, the batch and the optimizer; may return the loss and leave the rest to us."""
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
-
-
-@dataclass
-class Inputs:
-    """One step's data, as the model's forward takes it, and what its output is compared with."""
-
-    args: Tuple[Any, ...] = ()
-    kwargs: Dict[str, Any] = field(default_factory=dict)
-    target: Any = None
-    bare: bool = False
-    """Whether the only argument was given alone, not in a tuple."""
-
-    def tensors(self) -> List[Tensor]:
-        """Every tensor in it."""
-        found: List[Tensor] = []
-        waiting: List[Any] = [self.args, self.kwargs, self.target]
-        while waiting:
-            item = waiting.pop()
-            if isinstance(item, Tensor):
-                found.append(item)
-            elif isinstance(item, (list, tuple)):
-                waiting.extend(item)
-            elif isinstance(item, dict):
-                waiting.extend(item.values())
-        return found
 
 
 @dataclass(frozen=True)
@@ -60,8 +35,6 @@ class Plan:
     evaluate: bool = False
     step: Optional[Step] = None
     """The user's own, instead of the usual one."""
-    evaluates: Callable[[], None] = lambda: None
-    """Called where an evaluation begins."""
     trained: Callable[[], Any] = lambda: None
     """Something that is another after each backward pass and each step of an optimizer."""
 
@@ -99,7 +72,6 @@ def _usual_steps(plan: Plan) -> Iterator[int]:
                 _unscale(scale)
             optimizer.step()
         if plan.evaluate and number > 1:
-            plan.evaluates()
             _evaluate(plan, size)
     yield len(plan.batches) + 1
 
@@ -161,53 +133,6 @@ def _evaluate(plan: Plan, size: int) -> None:
         for _ in range(2):
             plan.model(*inputs.args, **inputs.kwargs)
     plan.model.train()
-
-
-# -- Under a recorder ------------------------------------------------------------------------------
-
-
-def run(plan: Plan, recorder: Recorder) -> Seen:
-    """Train on meta tensors, one step for each batch size."""
-    recorder.enter("setup", 0)
-    note_model(plan.model, recorder)
-    make = plan.make
-    at = 0
-
-    def made(size: int) -> Inputs:
-        with recorder.kernels.paused():
-            inputs = make(size)
-        mark(recorder, inputs.tensors(), "inputs")
-        return inputs
-
-    def before_step(optimizer: Any) -> None:
-        for group in optimizer.param_groups:
-            mark(recorder, [p.grad for p in group["params"] if p.grad is not None], "gradients")
-
-    with (
-        recorder,
-        training_phases(
-            lambda phase: recorder.enter(phase, at),
-            lambda: recorder.phase,
-            before_step,
-            lambda optimizer: mark(recorder, states_of(optimizer), "optimizer"),
-        ) as happened,
-    ):
-        plan = replace(
-            plan,
-            make=made,
-            evaluates=lambda: recorder.enter("evaluate", at),
-            trained=lambda: len(happened),
-        )
-        training = steps(plan)  # kept: its variables go with it
-        for at in training:
-            mark(recorder, [p.grad for p in plan.model.parameters() if p.grad is not None], "gradients")
-            if at > len(plan.batches):
-                break
-            recorder.enter("forward", at)
-            recorder.places.reset()
-            recorder.places.writing = at == 1
-        # Read before the loop's variables go out of scope.
-        return seen_by(recorder)
 
 
 def seen_by(recorder: Recorder) -> Seen:

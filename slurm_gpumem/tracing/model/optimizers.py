@@ -1,8 +1,7 @@
-"""Optimizers by our names, or a user's own one moved to the meta copy."""
+"""Optimizers by our names, or a user's own one."""
 
 from __future__ import annotations
 
-import inspect
 import sys
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
@@ -32,19 +31,31 @@ _NAMED: Dict[str, Callable[[List[nn.Parameter]], torch.optim.Optimizer]] = {
 }
 
 
-def make_optimizer(given: Given, model: nn.Module, twin: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer over the copy's parameters like the one given for the model's."""
+def check(given: Given, model: nn.Module) -> None:
+    """UsageError for an optimizer that cannot train the model, or of a name that is not known."""
     if isinstance(given, torch.optim.Optimizer):
-        return _moved(given, model, twin)
-    parameters = [p for p in twin.parameters() if p.requires_grad]
-    if not parameters:
-        raise UsageError("the model has no trainable parameter (requires_grad); nothing to optimize")
-    if callable(given):
-        return given(parameters)
-    name = plain_name(str(given), "optimizer")
-    if name not in _NAMED:
-        raise UnknownNameError("optimizer", str(given), list(_NAMED))
-    return _NAMED[name](parameters)
+        own = {id(p) for p in model.parameters()}
+        parameters = [p for group in given.param_groups for p in group["params"]]
+        if any(id(p) not in own for p in parameters):
+            raise UsageError(
+                "the optimizer has parameters that are not the model's; give both the same model"
+            )
+        if not parameters:
+            raise UsageError("the optimizer has no parameters")
+    elif given is not None:
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UsageError("the model has no trainable parameter (requires_grad); nothing to optimize")
+        if not callable(given) and plain_name(str(given), "optimizer") not in _NAMED:
+            raise UnknownNameError("optimizer", plain_name(str(given), "optimizer"), list(_NAMED))
+
+
+def make_optimizer(given: Given, model: nn.Module) -> torch.optim.Optimizer:
+    """The given one, or a new one over the model's parameters."""
+    check(given, model)
+    if isinstance(given, torch.optim.Optimizer):
+        return given
+    make = given if callable(given) else _NAMED[plain_name(str(given), "optimizer")]
+    return make([p for p in model.parameters() if p.requires_grad])
 
 
 def name_of(given: Given, optimizer: torch.optim.Optimizer) -> str:
@@ -55,24 +66,6 @@ def name_of(given: Given, optimizer: torch.optim.Optimizer) -> str:
     if kind == "sgd" and any(group.get("momentum") for group in optimizer.param_groups):
         return "sgd-momentum"
     return kind
-
-
-def _moved(given: torch.optim.Optimizer, model: nn.Module, twin: nn.Module) -> torch.optim.Optimizer:
-    pairs = {id(mine): other for mine, other in zip(model.parameters(), twin.parameters())}
-    groups = []
-    for group in given.param_groups:
-        missing = [p for p in group["params"] if id(p) not in pairs]
-        if missing:
-            raise UsageError(
-                "the optimizer has parameters that are not the model's; give both the same model"
-            )
-        groups.append({**group, "params": [pairs[id(p)] for p in group["params"]]})
-    if not any(group["params"] for group in groups):
-        raise UsageError("the optimizer has no parameters")
-    accepted = inspect.signature(type(given).__init__).parameters
-    defaults = {name: value for name, value in given.defaults.items() if name in accepted}
-    kind: Callable[..., torch.optim.Optimizer] = type(given)
-    return kind(groups, **defaults)
 
 
 @contextmanager

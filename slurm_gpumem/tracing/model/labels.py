@@ -9,7 +9,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from slurm_gpumem.tracing.live_model.loop import Inputs
+from slurm_gpumem.tracing.model.inputs import Inputs
 
 NAMES = ("labels", "label", "targets", "target")
 

@@ -1,1 +1,0 @@
-"""A live model's own trace: `summarize` moves it to meta tensors and runs the first steps of its training."""
