@@ -86,7 +86,7 @@ MECHANISMS: Dict[str, Mechanism] = {
         replay,
         "_autotuning",
         lambda *_: (0, 0),
-        ("traced/autotuning.py", "workspaces/benchmark.py"),
+        ("traced/replay.py", "workspaces/benchmark.py"),
         needs='"benchmark":true',
     ),
     "Fourier predictor": Mechanism(
@@ -96,7 +96,7 @@ MECHANISMS: Dict[str, Mechanism] = {
         convolutions,
         "_bytes",
         lambda *_: 0,
-        ("workspaces/convolutions.py", "workspaces/tree.py", "workspaces/columns.py"),
+        ("workspaces/convolutions.py", "workspaces/columns.py"),
         needs='"uses_conv":true',
     ),
 }
