@@ -16,13 +16,10 @@ _BY_CLASS: Dict[str, str] = {
     "FalconMambaMixer": "states.selective_scan",
     "GatedConvBlock": "gates.gated_conv",
     "HaloAttn": "attentions.halo",
-    "HieraMaskUnitAttention": "attentions.mask_units",
     "LevitAttention": "attentions.biased_heads",
     "LevitAttentionSubsample": "attentions.biased_heads",
     "MambaMixer": "states.selective_scan",
-    "MaskUnitAttention": "attentions.mask_units",
     "SegformerDecodeHead": "heads.joined_stages",
-    "SelectiveKernel": "gates.selective_kernel",
     "XCA": "attentions.cross_covariance",
 }
 """The rule of a class: a function of a module here; beside it, `fits_` says whether the layers are right."""

@@ -18,11 +18,9 @@ from slurm_gpumem.estimators.structural.layers.attention_math import (
 )
 from slurm_gpumem.estimators.structural.layers.kinds import (
     computes_matrix,
-    drops_eagerly,
     family_of,
     is_attention,
     named,
-    position_scores,
 )
 from slurm_gpumem.estimators.structural.layers.layers import input_shape, rule_for
 from slurm_gpumem.estimators.structural.layers.workspaces import sum_bytes
@@ -32,8 +30,8 @@ from slurm_gpumem.summaries.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]
 
-HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention"
-"""Attention inside hidden blocks that materializes its matrix, without and with dropout on it."""
+HIDDEN_EAGER = "HiddenEagerAttention"
+"""Attention inside hidden blocks that materializes its matrix."""
 
 _FLOAT = 4
 _MOST_HEADS = 64
@@ -193,7 +191,7 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     out = walk.tape.new(shape, x.elements, walk.low)
     matrix = _matrix(node)
     if matrix is not None:
-        written_out(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
+        written_out(walk, (fused,), out, walk.count(matrix))
     elif called:
         # The bias is computed from distances, [.., 2w - 1, 2w - 1, 2], to a number for each head.
         distances_shape = next((child.row.outputs[0] for child in called if child.row.outputs), shape)
@@ -222,10 +220,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
-    in_python = computes_matrix(node.row.kind) or node.row.kind in (HIDDEN_EAGER, HIDDEN_DROPPING)
-    by_function = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or drops_eagerly(node.row.kind)
-    drops = (in_python and by_function) or _drops_matrix(node)
-    positions = position_scores(node.row.kind)
+    in_python = computes_matrix(node.row.kind) or node.row.kind == HIDDEN_EAGER
     sinks = _sinks(node, sources)
     if sinks:
         # No fused kernel of PyTorch takes them, so the matrix is computed in Python.
@@ -233,8 +228,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     style = Style(
         _grouped([child.row for child in sources]),
         in_python,
-        drops and walk.drops(),
-        positions,
+        node.row.kind == "T5Attention" and walk.drops(),
         keeps_scores=bool(sinks) and named("kept-scores", node.row.kind),
         in_float=bool(sinks) or "T5" in node.row.kind,
     )
@@ -308,17 +302,6 @@ def _matrix(node: Node) -> Optional[Shape]:
             if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
                 return shape
     return None
-
-
-def _drops_matrix(node: Node) -> bool:
-    """Whether a dropout over [.., queries, keys] has a row."""
-    for child in node.children:
-        row = child.row
-        if family_of(row.kind) == "dropout" and row.called and row.outputs:
-            shape = row.outputs[0]
-            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
-                return True
-    return False
 
 
 def _grouped(rows: Sequence[Layer]) -> bool:
