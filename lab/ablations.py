@@ -34,7 +34,7 @@ from slurm_gpumem.estimators.types import CustomForward
 from slurm_gpumem.estimators.workspaces import convolutions, fourier
 
 BLIND = ("blind", "fresh", "third-blind", "fourth-blind", "fifth-blind", "sixth")
-_FORWARDS = ("registry", "attentions", "experts", "gates", "heads", "states")
+_FORWARDS = ("registry", "attentions", "images", "language")
 """Modules of the rules of known classes."""
 
 

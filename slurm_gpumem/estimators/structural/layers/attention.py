@@ -6,7 +6,6 @@ from math import prod
 from typing import Callable, List, Optional, Sequence
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
-from slurm_gpumem.estimators.structural.inputs import conv_input
 from slurm_gpumem.estimators.structural.layers.attention_math import (
     WINDOW_HEAD,
     Style,
@@ -16,14 +15,15 @@ from slurm_gpumem.estimators.structural.layers.attention_math import (
     tokens_of,
     written_out,
 )
+from slurm_gpumem.estimators.structural.layers.convolutions import conv_input, sum_bytes
 from slurm_gpumem.estimators.structural.layers.kinds import (
     computes_matrix,
     family_of,
     is_attention,
     named,
 )
-from slurm_gpumem.estimators.structural.layers.layers import input_shape, rule_for
-from slurm_gpumem.estimators.structural.layers.workspaces import sum_bytes
+from slurm_gpumem.estimators.structural.layers.layers import rule_for
+from slurm_gpumem.estimators.structural.shapes import input_shape
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.summaries.types import Layer, Shape
