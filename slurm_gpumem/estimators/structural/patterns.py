@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Tuple
 
-from slurm_gpumem.estimators.structural.layers.attention import HIDDEN_EAGER
+from slurm_gpumem.estimators.structural.layers.attention import HIDDEN_DROPPING, HIDDEN_EAGER
 from slurm_gpumem.estimators.structural.layers.kinds import (
     family_of,
     is_attention,
@@ -35,7 +35,7 @@ def _attention_class(model: str, names: str) -> str:
         if word in names:
             return f"{word}Attention"
     if named("eager", model):
-        return HIDDEN_EAGER
+        return HIDDEN_DROPPING if named("dropping", model) else HIDDEN_EAGER
     return "HiddenAttention"
 
 

@@ -30,8 +30,8 @@ from slurm_gpumem.summaries.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]
 
-HIDDEN_EAGER = "HiddenEagerAttention"
-"""Attention inside hidden blocks that materializes its matrix."""
+HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention"
+"""Attention inside hidden blocks that materializes its matrix, without and with dropout on it."""
 
 _FLOAT = 4
 _MOST_HEADS = 64
@@ -191,7 +191,7 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     out = walk.tape.new(shape, x.elements, walk.low)
     matrix = _matrix(node)
     if matrix is not None:
-        written_out(walk, (fused,), out, walk.count(matrix))
+        written_out(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
     elif called:
         # The bias is computed from distances, [.., 2w - 1, 2w - 1, 2], to a number for each head.
         distances_shape = next((child.row.outputs[0] for child in called if child.row.outputs), shape)
@@ -220,7 +220,8 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
-    in_python = computes_matrix(node.row.kind) or node.row.kind == HIDDEN_EAGER
+    in_python = computes_matrix(node.row.kind) or node.row.kind in (HIDDEN_EAGER, HIDDEN_DROPPING)
+    drops = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or _drops_matrix(node)
     sinks = _sinks(node, sources)
     if sinks:
         # No fused kernel of PyTorch takes them, so the matrix is computed in Python.
@@ -228,7 +229,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     style = Style(
         _grouped([child.row for child in sources]),
         in_python,
-        node.row.kind == "T5Attention" and walk.drops(),
+        drops and walk.drops(),
         keeps_scores=bool(sinks) and named("kept-scores", node.row.kind),
         in_float=bool(sinks) or "T5" in node.row.kind,
     )
@@ -293,15 +294,20 @@ def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Ten
     return None
 
 
-def _matrix(node: Node) -> Optional[Shape]:
+def _matrix(node: Node, families: Sequence[str] = ("softmax", "dropout")) -> Optional[Shape]:
     """The attention matrix's shape if a softmax or dropout over [.., queries, keys] has a row."""
     for child in node.children:
         row = child.row
-        if family_of(row.kind) in ("softmax", "dropout") and row.called and row.outputs:
+        if family_of(row.kind) in families and row.called and row.outputs:
             shape = row.outputs[0]
             if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
                 return shape
     return None
+
+
+def _drops_matrix(node: Node) -> bool:
+    """Whether a dropout over [.., queries, keys] has a row."""
+    return _matrix(node, ("dropout",)) is not None
 
 
 def _grouped(rows: Sequence[Layer]) -> bool:
