@@ -34,7 +34,7 @@ from slurm_gpumem.estimators.types import CustomForward
 from slurm_gpumem.estimators.workspaces import convolutions, fourier
 
 BLIND = ("blind", "fresh", "third-blind", "fourth-blind", "fifth-blind", "sixth")
-_FORWARDS = ("registry", "attentions", "experts", "gates", "heads", "states")
+_FORWARDS = ("registry", "attentions", "images", "language")
 """Modules of the rules of known classes."""
 
 
@@ -86,7 +86,7 @@ MECHANISMS: Dict[str, Mechanism] = {
         replay,
         "_autotuning",
         lambda *_: (0, 0),
-        ("traced/autotuning.py", "workspaces/benchmark.py"),
+        ("traced/replay.py", "workspaces/benchmark.py"),
         needs='"benchmark":true',
     ),
     "Fourier predictor": Mechanism(
@@ -96,7 +96,7 @@ MECHANISMS: Dict[str, Mechanism] = {
         convolutions,
         "_bytes",
         lambda *_: 0,
-        ("workspaces/convolutions.py", "workspaces/tree.py", "workspaces/columns.py"),
+        ("workspaces/convolutions.py", "workspaces/columns.py"),
         needs='"uses_conv":true',
     ),
 }

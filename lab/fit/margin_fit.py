@@ -6,8 +6,7 @@ from collections import defaultdict
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from lab.score.figures import quantile, share
-from slurm_gpumem.estimators.coverage import LEVELS, between
-from slurm_gpumem.estimators.margin import FORMAT, TRACE, GroupMargin
+from slurm_gpumem.estimators.margin import FORMAT, LEVELS, TRACE, GroupMargin, between
 
 COVERAGE: Mapping[str, float] = {
     "complete": 0.98,

@@ -9,8 +9,7 @@ from lab.fit import folds
 from lab.fit.margin_fit import COVERAGE, Need, fit_group, request
 from lab.score.figures import quantile, share
 from slurm_gpumem.estimators import margin
-from slurm_gpumem.estimators.coverage import EXPLAINED, between
-from slurm_gpumem.estimators.margin import GroupMargin
+from slurm_gpumem.estimators.margin import EXPLAINED, GroupMargin, between
 
 _HEAD = (
     "| text | code | runs | median / P90 | coverage | below need | Σ request / Σ need | > 1.5 × / > 2 × |",

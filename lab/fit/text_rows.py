@@ -12,8 +12,8 @@ from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 from lab.fit.folds import group_of
 from lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib, summary_of
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.estimators.corrected.anchors import anchors
 from slurm_gpumem.estimators.corrected.estimator import (
+    anchors,
     conditions_of,
     margin_group,
     shown_group,

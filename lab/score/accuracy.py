@@ -20,8 +20,7 @@ from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected.estimator import corrected
 from slurm_gpumem.estimators.corrected.similar import SimilarModels, packaged
-from slurm_gpumem.estimators.coverage import between
-from slurm_gpumem.estimators.margin import TRACE, GroupMargin
+from slurm_gpumem.estimators.margin import TRACE, GroupMargin, between
 from slurm_gpumem.estimators.margin import from_json as margins_from_json
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.summaries.types import ModelSummary

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Callable, Iterator, Optional
 
 from slurm_gpumem.errors import SummaryError, UnknownNameError
-from slurm_gpumem.estimators.coverage import with_coverage, within
+from slurm_gpumem.estimators.margin import with_coverage, within
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -141,7 +141,7 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     if name not in FOLLOW_ENVIRONMENT:
         return function(summary, job, gpu)
     from slurm_gpumem.estimators.gpu_types.environment import environment_of, in_environment, widened
-    from slurm_gpumem.estimators.job.variables import not_simulated, with_workspaces
+    from slurm_gpumem.estimators.job.versions import not_simulated, with_workspaces
 
     here = with_workspaces(in_environment(gpu, environment_of(job)), job)
     convolutions = summary.trace is not None and summary.trace.uses_conv

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.estimators.coverage import EXPLAINED, remedies, request_at
 from slurm_gpumem.estimators.gpu_types.environment import measured_where
 from slurm_gpumem.estimators.job.assumptions import assumptions
+from slurm_gpumem.estimators.margin import EXPLAINED, remedies, request_at
 from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 from slurm_gpumem.estimators.whatif import Alternatives
 from slurm_gpumem.report.estimate import warnings_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Dict, List, Optional, Sequence
 
-from slurm_gpumem.estimators.coverage import EXPLAINED, remedies, request_at
 from slurm_gpumem.estimators.gpu_types.environment import HELD_ELSEWHERE, left_open, without_context_margin
 from slurm_gpumem.estimators.job.assumptions import assumptions
 from slurm_gpumem.estimators.job.training_job import PRECISION_TITLES, describe_estimated
+from slurm_gpumem.estimators.margin import EXPLAINED, remedies, request_at
 from slurm_gpumem.estimators.registry import by_trace
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.estimators.whatif import Alternatives, Jump

@@ -17,7 +17,7 @@ from slurm_gpumem.estimators.allocator.allocator_settings import (
 )
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.job.assumptions import assumptions
-from slurm_gpumem.estimators.job.variables import not_simulated
+from slurm_gpumem.estimators.job.versions import not_simulated
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

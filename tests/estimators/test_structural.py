@@ -17,7 +17,7 @@ from slurm_gpumem.estimators.allocator.tape import Tape
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.structural.estimator import estimate, simulate
-from slurm_gpumem.estimators.structural.layers import layers
+from slurm_gpumem.estimators.structural.layers import convolutions, layers
 from slurm_gpumem.estimators.structural.replay import StepPlan, replay
 from slurm_gpumem.estimators.types import PRECISIONS, TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
@@ -68,7 +68,7 @@ def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     batch, traced = traced_step(name, optimizer)
     job = TrainingJob(batch_size=batch, optimizer=optimizer)
     # A meta device has neither cuBLAS nor cuDNN, and its sums share nothing: no workspaces on either side.
-    monkeypatch.setattr(layers, "convolution_bytes", lambda told, rows: (0, 0, 0))
+    monkeypatch.setattr(convolutions, "convolution_bytes", lambda told, rows: (0, 0, 0))
     monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs: 0)
     gpu = H200._replace(cublas_workspace_bytes=0)
     summary = read_summary(DATA / f"{name}-{columns}.txt")

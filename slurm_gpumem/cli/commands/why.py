@@ -13,7 +13,7 @@ from slurm_gpumem.cli.options.screen_options import add_units
 from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.explain.reasons import peak_reasons
+from slurm_gpumem.estimators.explain.advice import peak_reasons
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.why.text import SCHEMA, why_json, why_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu

@@ -8,7 +8,6 @@ from functools import lru_cache
 from math import ceil, log
 from typing import AbstractSet, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.corrected.anchors import anchors, grows
 from slurm_gpumem.estimators.corrected.custom_forward import custom_forward
 from slurm_gpumem.estimators.corrected.similar import (
     Conditions,
@@ -19,8 +18,7 @@ from slurm_gpumem.estimators.corrected.similar import (
     neighbour_runs,
 )
 from slurm_gpumem.estimators.corrected.similar import packaged as packaged_models
-from slurm_gpumem.estimators.coverage import request_at
-from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, GroupMargin
+from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, GroupMargin, request_at
 from slurm_gpumem.estimators.margin import packaged as packaged_margins
 from slurm_gpumem.estimators.structural.estimator import estimate_with
 from slurm_gpumem.estimators.structural.layers.kinds import family_of
@@ -269,3 +267,29 @@ def _is_3d(layer: Layer) -> bool:
     if family_of(layer.kind) != "conv" or not layer.leaf:
         return False
     return "3d" in layer.kind or (bool(layer.outputs) and len(layer.outputs[0]) == 5)
+
+
+# -- Batch sizes at which an estimate is made, and how others lie between them
+#
+# The caching allocator is chaotic: one sample more may need a little less. A scheduler's question must not
+# get such an answer. So estimates are made at powers of two only, each at least as much as the one below, and
+# a batch size between two of them gets its share of both.
+
+_GROWING = 0.35
+"""Where activations are this share of a job, half its batch cannot need more."""
+
+Anchors = Tuple[Tuple[float, int], ...]
+
+
+def anchors(batch: int) -> Anchors:
+    """(share, batch size) of the powers of two around a batch size; one where it is one itself."""
+    below = 1 << (batch.bit_length() - 1)
+    if below == batch:
+        return ((1.0, batch),)
+    above = (batch - below) / below
+    return ((1 - above, below), (above, 2 * below))
+
+
+def grows(result: Replay, total_mib: float) -> bool:
+    """Whether so much of a job of this size scales with its batch that half the batch cannot need more."""
+    return result.at_peak[ACTIVATIONS] > _GROWING * total_mib * MIB

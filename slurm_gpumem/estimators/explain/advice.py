@@ -1,4 +1,7 @@
-"""What would lower the peak most: each change is applied to the traced steps, which are then replayed."""
+"""Why a traced job needs what it needs, and what would lower its peak most.
+
+Each change is applied to the traced steps, which are then replayed.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from functools import partial
 from math import prod
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.explain import changes
-from slurm_gpumem.estimators.explain.timeline import Timeline
+from slurm_gpumem.estimators.explain.timeline import Timeline, timeline
 from slurm_gpumem.estimators.traced.replay import replay
-from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace, scale
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 from slurm_gpumem.units import MIB
@@ -147,3 +151,25 @@ def _elements(layer: Layer) -> int:
 def _is_large(trace: Trace, head: str, batch: int, timeline: Timeline) -> bool:
     largest = max((site.bytes_at(batch) for site in trace.sites if site.module == head), default=0)
     return largest * 50 >= timeline.peak_bytes
+
+
+# -- All about a peak
+
+
+@dataclass(frozen=True)
+class PeakReasons:
+    """A peak explained."""
+
+    summary: ModelSummary
+    gpu: Gpu
+    estimate: Estimate
+    timeline: Timeline
+    advice: Tuple[Advice, ...]
+
+
+def peak_reasons(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> PeakReasons:
+    """Explain the peak of a job whose summary has a trace."""
+    assert summary.trace is not None
+    estimate = registry.run("auto", summary, job, gpu)
+    line = timeline(summary.trace, job.batch_size, gpu)
+    return PeakReasons(summary, gpu, estimate, line, advice(summary, job.batch_size, gpu, line))

@@ -28,6 +28,11 @@ _SAME = (
 )
 
 
+def input_shape(row: Layer) -> Optional[Shape]:
+    """The shape of the row's first input if the text gives or implies one."""
+    return row.inputs[0] if row.inputs else None
+
+
 def output_shape(row: Layer, x: Tensor) -> Shape:
     """The row's output, or its input's shape if the summary gives none."""
     return row.outputs[0] if row.outputs else x.shape

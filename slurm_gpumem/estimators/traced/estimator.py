@@ -7,8 +7,13 @@ from typing import Dict, List, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator.allocator_settings import allocator_settings
-from slurm_gpumem.estimators.coverage import request_at
-from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, TRACE, trace_spread, unfinished_factor
+from slurm_gpumem.estimators.margin import (
+    REFERENCE_CONTEXT_MIB,
+    TRACE,
+    request_at,
+    trace_spread,
+    unfinished_factor,
+)
 from slurm_gpumem.estimators.margin import packaged as margins
 from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay

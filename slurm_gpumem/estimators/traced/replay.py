@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.allocator.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.allocator.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
-from slurm_gpumem.summaries.trace_types import Phase, Site, Trace
+from slurm_gpumem.summaries.trace_types import Convolution, Phase, Site, Trace, evaluate
+from slurm_gpumem.units import MIB
 
 # Steps beyond those of a trace: what comes after the last one, if training goes on like this.
 #
@@ -193,8 +195,6 @@ def _autotuning(
     """Bytes reserved at most while cuDNN times algorithms, and if it timed what it was never seen to time."""
     if not trace.benchmark:
         return 0, 0
-    from slurm_gpumem.estimators.traced.autotuning import play_autotuning
-
     at = trace.job.batch if batch is None else batch
     allocator = CachingAllocator(settings)
     unseen = play_autotuning(trace, at, _events(trace.events, sizes), gpu, allocator)
@@ -280,3 +280,65 @@ def _alive(trace: Trace, events: Sequence[Event], last: int) -> Tuple[Tuple[Site
         else:
             live[key] = (trace.sites[value], size)
     return tuple(live.values())
+
+
+# -- Autotuning: what PyTorch reserves at most while cuDNN times algorithms (`torch.backends.cudnn.benchmark`)
+#
+# A convolution is tried when it is met for the first time, beside what lives then, and after each try PyTorch
+# gives all cached memory back: allocation events that were recorded on an H200 show both, and the peaks of
+# measured runs follow from it (`python -m lab.score.tries`). That each thread keeps its own choices, so that
+# what a checkpoint computes again in the backward pass is tried again there, is not measured.
+
+_Tried = Tuple[bool, int, Convolution]
+
+
+def play_autotuning(
+    trace: Trace, batch: int, events: Sequence[Event], gpu: Optional[Gpu], allocator: CachingAllocator
+) -> int:
+    """Play a trace's events, as `events` has them, into a fresh allocator, with all that cuDNN times.
+
+    The result is what would be allocated at most if cuDNN tried what it was not seen to try; 0 without any.
+    """
+    room = None if gpu is None else (gpu.memory_mib - gpu.context_mib) * MIB
+    begin = unknown = 0
+    for at, convolution in _first_calls(trace, batch):
+        allocator.replay(events[begin:at])
+        begin = at
+        live = allocator.stats().allocated
+        # PyTorch leaves out what does not fit beside the job.
+        tried = max(tried_bytes(convolution, batch), events[at][1])
+        if room is None or live + tried <= room:
+            allocator.replay([("tried", tried), ("tried", FREE)])
+        allocator.give_back()
+        skipped = skipped_bytes(convolution, batch)
+        if skipped and (room is None or live + skipped <= room):
+            unknown = max(unknown, live + skipped)
+    allocator.replay(events[begin:])
+    return unknown
+
+
+def _first_calls(trace: Trace, batch: int) -> Iterator[Tuple[int, Convolution]]:
+    """Events at which a convolution of a new shape begins, and that convolution."""
+    seen: Set[_Tried] = set()
+    keys: Dict[int, Tuple[int, Convolution]] = {}
+    backward = _backward(trace)
+    for at, site in enumerate(trace.events):
+        convolution = trace.sites[site].convolution if site >= 0 else None
+        if convolution is None:
+            continue
+        if site not in keys:
+            keys[site] = (evaluate(convolution.batch, batch), convolution._replace(batch=()))
+        key = (backward[at], *keys[site])
+        if key not in seen:
+            seen.add(key)
+            yield at, convolution
+
+
+def _backward(trace: Trace) -> List[bool]:
+    """Of each event, whether it is part of a backward pass, which has a thread of its own."""
+    marks = [False] * len(trace.events)
+    ends = [phase.event for phase in trace.phases[1:]] + [len(marks)]
+    for phase, end in zip(trace.phases, ends):
+        if phase.name == "backward":
+            marks[phase.event : end] = [True] * (end - phase.event)
+    return marks

@@ -1,7 +1,7 @@
 """Autotuning: temporary memory of the algorithms that cuDNN times (`torch.backends.cudnn.benchmark`).
 
 PyTorch then asks for the largest workspace of the first algorithms that cuDNN names for a convolution, times
-them and keeps the fastest (traced/autotuning.py: when, and what becomes of the memory). In single precision
+them and keeps the fastest (traced/replay.py: when, and what becomes of the memory). In single precision
 the largest are those of the Fourier transforms, in which every plane of the input, of the output and of the
 weight becomes one of complex numbers. The convolution itself and the gradient of its weight transform whole
 planes, and hold them twice (to put them in order for the products); the gradient of the input transforms

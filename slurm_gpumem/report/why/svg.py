@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Sequence, Tuple
 
-from slurm_gpumem.estimators.explain.reasons import PeakReasons
+from slurm_gpumem.estimators.explain.advice import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Timeline
 from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, line, outline, text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, Dict, List, Sequence, Tuple
 
-from slurm_gpumem.estimators.explain.reasons import PeakReasons
+from slurm_gpumem.estimators.explain.advice import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
 from slurm_gpumem.estimators.job.training_job import describe_estimated
 from slurm_gpumem.report.estimate import describe_model

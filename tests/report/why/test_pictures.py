@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from slurm_gpumem.estimators.explain.reasons import PeakReasons, peak_reasons
+from slurm_gpumem.estimators.explain.advice import PeakReasons, peak_reasons
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.report.why.svg import COLOURS, why_svg

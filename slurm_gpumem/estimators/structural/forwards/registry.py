@@ -13,16 +13,13 @@ from slurm_gpumem.estimators.structural.walk import Walk
 Forward = Callable[[Walk, Node, Run], None]
 
 _BY_CLASS: Dict[str, str] = {
-    "FalconMambaMixer": "states.selective_scan",
-    "GatedConvBlock": "gates.gated_conv",
+    "FalconMambaMixer": "language.selective_scan",
+    "GatedConvBlock": "images.gated_conv",
     "HaloAttn": "attentions.halo",
-    "HieraMaskUnitAttention": "attentions.mask_units",
     "LevitAttention": "attentions.biased_heads",
     "LevitAttentionSubsample": "attentions.biased_heads",
-    "MambaMixer": "states.selective_scan",
-    "MaskUnitAttention": "attentions.mask_units",
-    "SegformerDecodeHead": "heads.joined_stages",
-    "SelectiveKernel": "gates.selective_kernel",
+    "MambaMixer": "language.selective_scan",
+    "SegformerDecodeHead": "images.joined_stages",
     "XCA": "attentions.cross_covariance",
 }
 """The rule of a class: a function of a module here; beside it, `fits_` says whether the layers are right."""
@@ -33,9 +30,9 @@ _INSIDE: Dict[Tuple[str, str], str] = {
 }
 """(an enclosing class, class): names that several models use."""
 _BY_ENDING: Dict[str, str] = {
-    "Experts": "experts.grouped",
-    "Mixer": "states.chunk_scan",
-    "MambaLayer": "states.chunk_scan",
+    "Experts": "language.grouped",
+    "Mixer": "language.chunk_scan",
+    "MambaLayer": "language.chunk_scan",
 }
 """Classes that transformers copies to each model under the model's own name."""
 

@@ -5,22 +5,22 @@ A rule takes the walk, the layer's row and its input, records operations and ret
 
 from __future__ import annotations
 
-from math import prod
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
-from slurm_gpumem.estimators.structural.layers import activations, norms
-from slurm_gpumem.estimators.structural.layers.kernels import sides, taps_and_groups
+from slurm_gpumem.estimators.structural.layers import activations
+from slurm_gpumem.estimators.structural.layers.convolutions import bias_size, convolve, padded, sum_bytes
 from slurm_gpumem.estimators.structural.layers.kinds import family_of
-from slurm_gpumem.estimators.structural.layers.workspaces import convolution_bytes, convolution_of, sum_bytes
 from slurm_gpumem.estimators.structural.shapes import output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.summaries.types import Layer, Shape
+from slurm_gpumem.summaries.types import Layer
 
 Rule = Callable[[Walk, Layer, Tensor], Tensor]
 
 _INDEX_BYTES = 8
 _FLOAT = 4
+_SAMPLE_WIDE = 3
+"""Numbers for each channel of an EvoNorm that also activates: weight, bias, and the gate's slope."""
 
 
 def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -32,79 +32,6 @@ def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((x,), walk.make(shape, x.width, grad=x.grad))
 
 
-def _padded(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """The input of a layer with TensorFlow's padding: a copy with a border as wide as its kernel needs."""
-    made = output_shape(row, x)
-    if not row.kind.endswith("Same") or len(x.shape) != 4 or len(made) != 4:
-        return x
-    side = max(row.kernel) if row.kernel else 3
-    wide = tuple(
-        max(before, round(before / max(1, after)) * (after - 1) + side)
-        for before, after in zip(x.shape[2:], made[2:])
-    )
-    count = x.elements // max(1, prod(x.shape[2:])) * prod(wide)
-    return walk.tape.op((x,), walk.tape.new((*x.shape[:2], *wide), count, x.width, grad=x.grad))
-
-
-def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    walk.uses_conv = True
-    x = walk.lowered(_padded(walk, row, x))
-    channels = x.shape[1] if len(x.shape) > 1 else 1
-    taps, groups = taps_and_groups(row, channels)
-    bias = _bias(row, x, channels // groups * taps)
-    params = walk.param(row.params, trainable=row.trainable, bias=bias)
-    copies, gradients = walk.weight(params, row.params - bias)
-    grad = x.grad or bool(params)
-    out = walk.make(output_shape(row, x), walk.low, grad=grad)
-    forward, of_input, of_weight = _workspaces(walk, row, x, out, taps, groups)
-    return walk.tape.op(
-        (x, *copies),
-        out,
-        saved=(x, *copies),
-        work=(forward,) if forward else (),
-        passing=(of_input, of_weight if params else 0),
-        params=gradients,
-        macs=_conv_macs(row, x, out, channels // groups * taps),
-    )
-
-
-def _bias(row: Layer, x: Tensor, reach: int) -> int:
-    """Parameters beyond the weight of a layer whose outputs each depend on `reach` numbers; 0: none."""
-    shape = output_shape(row, x)
-    wide = shape[-1] if shape and family_of(row.kind) == "linear" else shape[1] if len(shape) > 1 else 0
-    rest = row.params - wide * reach
-    return rest if 0 < rest <= max(wide, row.params // 50) else 0
-
-
-def _conv_macs(row: Layer, x: Tensor, out: Tensor, reach: int) -> int:
-    """One product for every number that an output depends on; for a transposed one the reverse."""
-    if family_of(row.kind) == "conv_transpose":
-        return x.elements * max(1, row.params // max(1, x.shape[1] if len(x.shape) > 1 else 1))
-    return out.elements * max(1, reach)
-
-
-def _workspaces(
-    walk: Walk, row: Layer, x: Tensor, out: Tensor, taps: int, groups: int
-) -> Tuple[int, int, int]:
-    """cuDNN's temporary memory: forward, for the input's gradient and for the weight's."""
-    if len(x.shape) < 3 or len(x.shape) != len(out.shape) or min(*x.shape[1:], *out.shape[1:]) < 1:
-        return 0, 0, 0
-    if x.shape[1] % groups or out.shape[1] % groups:
-        groups = 1
-    dimensions = len(x.shape) - 2
-    kernel = row.kernel if row.kernel and len(row.kernel) == dimensions else sides(taps, dimensions)
-    convolution = convolution_of(
-        x.shape,
-        out.shape,
-        kernel,
-        groups,
-        transposed=family_of(row.kind) == "conv_transpose",
-        dtype=walk.dtype,
-        last=walk.job.channels_last,
-    )
-    return convolution_bytes(convolution, x.elements // max(1, prod(x.shape[1:])))
-
-
 def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     walk.uses_matmul = True
     x = walk.lowered(x)
@@ -112,7 +39,7 @@ def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     if walk.ties_head and walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
         params = walk.tied_index
     else:
-        bias = _bias(row, x, x.shape[-1] if x.shape else 0)
+        bias = bias_size(row, x, x.shape[-1] if x.shape else 0)
         params = walk.param(row.params, trainable=row.trainable, bias=bias)
     copies, gradients = walk.weight(params, row.params - bias)
     out = walk.make(output_shape(row, x), walk.low, grad=x.grad or bool(params))
@@ -173,7 +100,7 @@ def _rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     if row.kind in ("RMSNorm", "RmsNorm"):
         return _layer_norm(walk, row, x)
     if row.kind in ("RmsNorm2d", "RmsNormAct2d"):
-        return norms.image_rms_norm(walk, row, x)
+        return _image_rms_norm(walk, row, x)
     # Written out in Python, in fp32: square, mean, rsqrt; the scaled input, in the model's own precision, is
     # kept for the weight's gradient. T5's multiplies its input as it came, not the wide copy.
     params = walk.param(row.params, trainable=row.trainable)
@@ -194,6 +121,42 @@ def _rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     )
     out = walk.make(output_shape(row, x), width, grad=x.grad or bool(params))
     return walk.tape.op((scaled,), out, saved=(scaled,), params=params, back=(scaled.bytes,))
+
+
+def _evo_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """timm's EvoNorm2dS0: x · sigmoid(v · x) / deviation · weight + bias, in the precision of its input.
+
+    The deviation of a group is copied for each of its pixels; without an activation the gate is missing.
+    """
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    params = walk.param(row.params, trainable=row.trainable)
+    deviation = walk.tape.new(x.shape, x.elements, x.width)
+    # The variance is computed in fp32: of a copy, which it keeps.
+    copy = (x.elements * _FLOAT,) if x.width < _FLOAT else ()
+    walk.tape.op((x,), deviation, saved=(x,), kept=copy, back=(x.elements * _FLOAT,))
+    gated = x
+    if row.params >= _SAMPLE_WIDE * channels:
+        gate = walk.tape.new(x.shape, x.elements, x.width)
+        walk.tape.op((x,), gate, saved=(x, gate), work=(x.bytes,), back=(x.bytes,))
+        gated = walk.tape.new(x.shape, x.elements, x.width)
+        walk.tape.op((x, gate), gated, saved=(x, gate))
+    scaled = walk.tape.new(x.shape, x.elements, x.width)
+    walk.tape.op((gated, deviation), scaled, saved=(gated, deviation))
+    out = walk.make(output_shape(row, x), x.width)
+    return walk.tape.op((scaled,), out, saved=(scaled,), work=(x.bytes,), back=(x.bytes,), params=params)
+
+
+def _image_rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """timm's RmsNorm2d: squares (in fp32 under autocast), their mean over channels, two products."""
+    params = walk.param(row.params, trainable=row.trainable)
+    wide = walk.widened(x)
+    pixels = x.elements // max(1, x.shape[1] if len(x.shape) > 1 else 1)
+    lengths = walk.tape.new((), pixels, wide.width)
+    walk.tape.op((wide,), lengths, saved=(wide,), work=(wide.bytes,), back=(wide.bytes,))
+    scaled = walk.tape.new(x.shape, x.elements, wide.width)
+    walk.tape.op((x, lengths), scaled, saved=(x, lengths), back=(wide.bytes,))
+    out = walk.make(output_shape(row, x), wide.width)
+    return walk.tape.op((scaled,), out, saved=(scaled,), back=(wide.bytes,), params=params)
 
 
 def _frozen_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -227,13 +190,13 @@ def _response_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _max_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    x = _padded(walk, row, x)
+    x = padded(walk, row, x)
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     return walk.tape.op((x,), out, saved=(x,), kept=(out.elements * _INDEX_BYTES,))
 
 
 def _avg_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    x = _padded(walk, row, x)
+    x = padded(walk, row, x)
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     return walk.tape.op((x,), out, saved=(x,))
 
@@ -344,14 +307,14 @@ RULES: Dict[str, Rule] = {
     "rnn": _rnn,
     "embedding": _embedding,
     "embedding_bag": _embedding,
-    "conv_transpose": _conv,
+    "conv_transpose": convolve,
     "linear": _linear,
-    "conv": _conv,
+    "conv": convolve,
     "batch_norm_act": _batch_norm_act,
     "frozen_norm": _frozen_norm,
     "batch_norm": _batch_norm,
     "instance_norm": _batch_norm,
-    "evo_norm": norms.evo_norm,
+    "evo_norm": _evo_norm,
     "group_norm_act": _group_norm_act,
     "group_norm": _group_norm,
     "rms_norm": _rms_norm,
@@ -383,8 +346,3 @@ def rule_for(row: Layer) -> Rule:
 def norm_of(row: Layer) -> Rule:
     """The normalization inside a module that combines one with an activation."""
     return RULES[family_of(row.kind).replace("_act", "")]
-
-
-def input_shape(row: Layer) -> Optional[Shape]:
-    """The shape of the row's first input if the summary gives or implies one."""
-    return row.inputs[0] if row.inputs else None
