@@ -99,24 +99,3 @@ def test_a_sampler_that_is_killed_in_a_burst_loses_no_job(patient: Cluster) -> N
         killed += sum(kill(pid) for pid in _samplers(patient)[:1])
     assert killed
     _assert_well(patient, array)
-
-
-def test_a_hook_whose_sampler_is_stopped_gives_up_and_the_job_runs(idle: Cluster) -> None:
-    first = submit(idle, "-w", "n1", "--gres=shard:1", "--mem=10", command="sleep 600")
-    (sampler,) = until(lambda: [pid for pid in _samplers(idle) if _serves(idle, pid)])
-    os.kill(sampler, signal.SIGSTOP)
-    done = idle.layout.root / "second-ran"
-    submit(idle, "-w", "n1", "--gres=shard:1", "--mem=10", command=f"touch {done}")
-    until(done.exists)
-    until(lambda: len(_queue(idle)) == 1)
-    idle.run(["scancel", first], check=True)
-    until(lambda: not _queue(idle))
-    states = idle.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%T"], check=True).stdout.split()
-    assert set(states) == {"idle"}
-
-
-def _serves(cluster: Cluster, sampler: int) -> bool:
-    return any(
-        (node / "inbox" / "sampler").exists() and (node / "inbox" / "sampler").read_text() == f"{sampler}\n"
-        for node in cluster.layout.nodes.iterdir()
-    )

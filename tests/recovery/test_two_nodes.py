@@ -180,26 +180,6 @@ def test_two_users_train_on_the_same_two_gpus_and_one_that_is_cancelled_leaves_t
     assert {job["job_id"] for job in desk.report("-N", "n2")["jobs"]} == {int(ended), int(other)}
 
 
-def test_one_rank_out_of_memory_brings_the_job_back_with_more_on_every_node(desk: Desk) -> None:
-    job = desk.train("full", USERS[0], 5000)
-    until(lambda: desk.peaks(job) == {"n1": 5000.0, "n2": 10000.0})
-    desk.tell("full", "full")
-    until(lambda: desk.steps("full", job, 1) > 3, 240, but=lambda: desk.site.log() + desk.site.out(job))
-    until(lambda: desk.peaks(job) == {"n1": 5000.0, "n2": 10000.0})
-    desk.tell("full", "end")
-    shown = desk.site.ended(job, "COMPLETED")
-    assert "retry=1,was=12,why=oom" in shown["Comment"]
-    first, second = desk.records(job, 0), desk.records(job, 1)
-    assert [record["shards"] for record in first] == [12, 12]
-    more = {record["shards"] for record in second}
-    assert len(more) == 1
-    assert more.pop() > 12
-    (row,) = desk.report("-j", job)["jobs"]
-    assert (row["attempts"], row["ooms"], row["state"]) == (2, 1, "COMPLETED")
-    runs = [max(record["end"] - record["start"] for record in run) for run in (first, second)]
-    assert row["run_s"] == pytest.approx(sum(runs), abs=1.0)
-
-
 def test_a_rank_that_takes_too_much_on_the_second_node_is_ended_and_the_job_gets_more_on_both(
     desk: Desk,
 ) -> None:
