@@ -70,15 +70,6 @@ def test_each_node_speaks_of_itself_and_those_that_are_alike_say_the_same(site: 
     assert (broken.returncode, answer["exit_code"]) == (2, 2)
 
 
-def test_the_hook_leaves_its_sign_for_every_job_and_nothing_else(site: WholeSite) -> None:
-    sign = site.cluster.layout.controller / "gpumem-epilog-slurmctld"
-    until(sign.exists)
-    os.utime(sign, (1, 1))
-    site.run_job()
-    until(lambda: sign.stat().st_mtime > 1)
-    assert (sign.stat().st_size, sign.stat().st_uid) == (0, os.geteuid())
-
-
 def test_an_ordinary_user_is_told_what_was_not_seen(site: WholeSite) -> None:
     python = str(site.root / "python" / "bin" / "python3")
     argv = [python, "-I", "-m", "slurm_gpumem", "doctor", "--ignore", "mixed-jobs"]
@@ -124,32 +115,6 @@ def test_what_an_ordinary_user_may_not_see_is_unknown_and_not_missing(site: Whol
     # Users run this one themselves: what they may not see they cannot run.
     site.hooks.chmod(0o700)
     assert f"TaskProlog={site.hooks}/task_prolog.sh: users cannot execute it" in as_user()[1]
-
-
-def test_hooks_given_as_a_pattern_are_all_checked(site: WholeSite) -> None:
-    folder = site.root / "bin" / "prolog.d"
-    folder.mkdir()
-    for name in ("10-gpumem", "20-site"):
-        shutil.copy(site.hooks / "prolog.sh", folder / name)
-    (folder / "20-site").chmod(0o777)
-    site.reconfigure(f"Prolog={site.hooks}/prolog.sh", f"Prolog={folder}/*")
-    answer = site.doctor()
-    assert said(answer, "not-only-root") == [f"everybody can change {folder}/20-site (mode 0777)"]
-    site.reconfigure(f"Prolog={folder}/*", f"Prolog={folder}/*.none")
-    assert said(site.doctor(), "hook-missing") == [f"Prolog={folder}/*.none does not exist"]
-
-
-def test_a_folder_that_cannot_be_written_does_not_stop_the_hook(site: WholeSite) -> None:
-    ran = site.root / "bin" / "ran"
-    after = site.root / "bin" / "after"
-    after.write_text(f"#!/bin/sh\ntouch {ran}\n")
-    after.chmod(0o755)
-    with site.hooks_conf.open("a") as conf:
-        conf.write(f"state_dir=/nowhere\nnext_epilog_slurmctld={after}\n")
-    site.run_job()
-    until(ran.exists)
-    (finding,) = said(site.doctor(), "recovery-not-run")
-    assert "EpilogSlurmctld did not run" in finding
 
 
 def test_a_hook_that_was_only_reconfigured_is_found_and_a_restart_heals_it(

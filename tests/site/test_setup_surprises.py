@@ -16,7 +16,6 @@ from slurm_gpumem.site.setup.setup import SetupOptions, summary_lines
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 from tests.support.site_files import GPUS, HEAD, SLURM_ROOT, proposed, snapshot_of, tried
-from tests.support.whole_site import GPUMEM
 
 pytestmark = pytest.mark.slurm
 SHARED = HEAD.replace("GresTypes=gpu", "GresTypes=gpu,shard")
@@ -31,22 +30,6 @@ def passes(proposal: Any, now: Snapshot) -> bool:
 
 def options(**fields: Any) -> SetupOptions:
     return SetupOptions(slurm_root=SLURM_ROOT, **fields)
-
-
-def test_a_node_with_mig_instances_beside_nodes_with_whole_gpus() -> None:
-    conf = (
-        f"{HEAD}NodeName=n1 CPUs=16 RealMemory=64000 Gres=gpu:a100:4\n"
-        "NodeName=m1 CPUs=16 RealMemory=64000 Gres=gpu:a100_1g.5gb:2\n"
-        "PartitionName=gpu Nodes=ALL Default=YES\n"
-    )
-    gres = f"NodeName=n1 {GPUS}{MIG.format(30)}{MIG.format(39)}"
-    now = snapshot_of({"slurm.conf": conf, "gres.conf": gres}, ["n1", "m1"])
-    proposal = proposed(now)
-    lines = summary_lines(proposal.plan)
-    assert "n1: 4 x a100, each 39 shards of 1024 MiB (1024 MiB kept back)" in lines
-    assert "m1: 2 x a100_1g.5gb, MIG instances of 4864 MiB, each for one job" in lines
-    assert "Gres=gpu:a100_1g.5gb:2\n" in proposal.files["slurm.conf"]
-    assert passes(proposal, now)
 
 
 def test_a_node_with_a_whole_gpu_and_instances() -> None:
@@ -162,21 +145,6 @@ def test_nodes_that_slurm_does_not_show_get_shares_too_and_are_named(state: str,
     assert passes(proposal, now)
 
 
-def test_a_controller_really_does_not_show_cloud_nodes(make_cluster: Any) -> None:
-    cluster = make_cluster(
-        extra_conf=(
-            "SuspendProgram=/bin/true",
-            "ResumeProgram=/bin/true",
-            "SuspendTime=3600",
-            f"{CLOUD.format('CLOUD').strip()} NodeAddr=127.0.0.1",
-            "PartitionName=cloud Nodes=cloud[1-64]",
-        )
-    )
-    done = cluster.run([GPUMEM, "setup", "--untried"], check=True)
-    assert "cloud[1-64]: State=CLOUD" in done.stderr
-    assert "cloud[1-64]" in [line.split(":")[1].strip() for line in done.stderr.splitlines() if "4 x" in line]
-
-
 def written(folder: Path) -> Dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
@@ -223,10 +191,8 @@ def test_hooks_conf_that_may_not_be_read_is_not_written_either(monkeypatch: pyte
     ("files", "plugins", "parts"),
     [
         ({}, None, set(SITE_FILES)),
-        ({"slurm.conf": ""}, None, set()),
         # In use, and not here: it is on the controller.
         ({"slurm.conf": ""}, "lua", {"job_submit.lua"}),
-        ({"slurm.conf": "", "job_submit.lua": "function slurm_job_submit() end"}, "lua", set()),
     ],
 )
 def test_a_file_is_whole_only_where_the_original_was_read(

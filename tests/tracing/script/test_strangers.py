@@ -264,7 +264,7 @@ def test_memory_that_a_script_gives_back_is_not_held_beside_larger_batches(tmp_p
 
 
 def test_the_largest_of_sizes_that_a_script_draws_for_its_batches_is_seen(tmp_path: Path) -> None:
-    traced = _traced(tmp_path, SCALES, 60.0)
+    traced = _traced(tmp_path, SCALES)
     assert traced.facts["ended"], traced.facts.get("onward_failure")
     numbers = 4 * 3 * 96 * 96
     assert any(f"the largest that was drawn, {numbers:,} numbers" in note for note in traced.notes)
