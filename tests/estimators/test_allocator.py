@@ -190,7 +190,7 @@ _sizes = st.one_of(
 _scripts = st.lists(st.tuples(st.integers(0, 10_000), st.one_of(_sizes, st.none())), max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(_scripts)
 def test_any_stream_gives_the_figures_of_the_slow_twin(script: List[Tuple[int, Optional[int]]]) -> None:
     fast, slow = CachingAllocator(), _Slow()

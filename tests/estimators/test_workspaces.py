@@ -37,13 +37,13 @@ def convolution(**changes: Any) -> Convolution:
 
 @pytest.fixture(scope="module")
 def measured() -> List[MeasuredCall]:
-    """Every 11th measured convolution: unpacking the file takes seconds."""
-    return load_calls(OPERATORS, every=11)
+    """Every 33rd measured convolution: unpacking the file takes seconds."""
+    return load_calls(OPERATORS, every=33)
 
 
 def test_most_measured_convolutions_get_the_workspace_that_they_took(measured: List[MeasuredCall]) -> None:
     large = [case for case in measured if case.call.data + case.call.output > 50 * MIB]
-    assert len(large) > 500
+    assert len(large) > 160
 
     def right(case: MeasuredCall) -> bool:
         found = workspace_bytes(case.call.convolution, case.call.rows)

@@ -185,26 +185,6 @@ def test_a_record_whose_job_is_gone_is_closed_with_what_is_known(desk_with_answe
     assert "its end was not seen" in record().notes[0]
 
 
-@pytest.mark.parametrize(
-    ("line", "state"),
-    [
-        ("7 {uid} NODE_FAIL 0 0 1 gres:shard:1\n", "NODE_FAIL"),
-        ("7 {uid} RUNNING 1 0 1 gres:shard:1\n", "REQUEUED"),
-        ("7 {uid} PENDING 1 0 1 gres:shard:1\n", "REQUEUED"),
-        ("7 {uid} COMPLETED 1 0 1 gres:shard:1\n", "REQUEUED"),
-    ],
-    ids=["over", "runs again", "waits again", "ran again"],
-)
-def test_it_gets_slurms_word_on_its_own_run_only(desk_with_answer: Desk, line: str, state: str) -> None:
-    desk = desk_with_answer
-    answer(desk, line.format(uid=os.getuid()))
-    leave_open(desk)
-    until(
-        lambda: not desk.sampler.tick() and next(records.read_records(desk.config.spool, 7)).end is not None
-    )
-    assert next(records.read_records(desk.config.spool, 7)).state == state
-
-
 def test_a_record_whose_job_runs_stays_open(desk_with_answer: Desk) -> None:
     desk = desk_with_answer
     answer(desk, f"7 {os.getuid()} RUNNING 0 0 1 gres:shard:1\n")

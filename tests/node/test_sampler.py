@@ -259,18 +259,6 @@ def test_a_run_that_ended_gets_slurms_word_on_how(make_desk, status: str, answer
     assert load_tally(desk.folder.counters).ended == {state.lower(): 1}
 
 
-def test_a_run_whose_job_is_back_before_the_next_look_gets_its_end_too(make_desk) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 1 0 1 gres:shard:4")
-    desk.job(1)
-    desk.sampler.tick()
-    desk.close_record(1, "0:0")
-    desk.job(1, restarts=1)
-    until(lambda: desk.sampler.tick() and _record(desk, 1).state)
-    assert _record(desk, 1).state == "REQUEUED"
-    assert desk.live()["1"]["restarts"] == 1
-    assert load_tally(desk.folder.counters).ended == {"requeued": 1}
-
-
 def test_a_run_that_is_being_requeued_is_left_to_its_epilog(
     make_desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]

@@ -330,26 +330,6 @@ def test_a_request_whose_hook_was_killed_is_not_served(node: Node) -> None:
 
 
 @needs_root
-def test_a_job_whose_prolog_gave_up_is_noted_as_unfenced_by_the_next_look_of_a_sampler(node: Node) -> None:
-    node = node.with_config(idle_exit_s=60.0)
-    node.hook("prolog", node.env(1, gpu="1"))
-    until((node.folder.inbox / "sampler").exists)
-    sampler = int((node.folder.inbox / "sampler").read_text())
-    with open(node.hooks / "hooks.conf", "a") as file:
-        file.write("python=/bin/false\n")
-    os.kill(sampler, signal.SIGSTOP)
-    try:
-        assert node.hook("prolog", node.env(7)).returncode == 0
-        assert _exports(node) == {}, "where to save does not depend on it"
-    finally:
-        os.kill(sampler, signal.SIGCONT)
-    job = until(lambda: jobs.get(node.folder, 7))
-    assert job.mode == "unfenced"
-    assert job.notes == ("not fenced: its prolog gave up before it was served",)
-    until(lambda: not list(node.folder.inbox.glob("prolog.7.*")))
-
-
-@needs_root
 @pytest.mark.parametrize(
     ("record", "lead"),
     [

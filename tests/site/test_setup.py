@@ -81,10 +81,6 @@ def test_gpus_of_two_types_on_a_node_get_a_line_for_each_gpu() -> None:
     ]
 
 
-def test_mps_has_the_site_s_own_count() -> None:
-    assert node_gres(SitePlan((A100,), gres="mps", mps_per_gpu=50), A100) == "gpu:a100:4,mps:a100:200"
-
-
 def test_a_gpu_without_room_for_a_share_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--shard, --reserve"):
         SitePlan((A100,), reserve_mib=40_000)
@@ -116,12 +112,6 @@ def test_the_separator_follows_the_version() -> None:
 
 def test_a_cluster_that_is_right_already_needs_no_setting() -> None:
     assert wanted_settings(RIGHT, SitePlan((A100,))) == {}
-
-
-def test_a_cluster_has_shards_or_mps_never_both() -> None:
-    assert wanted_settings(RIGHT, SitePlan((A100,), gres="mps"))["GresTypes"] == "gpu,mps"
-    both = {**RIGHT, "GresTypes": "gpu,mps,shard"}
-    assert wanted_settings(both, SitePlan((A100,)))["GresTypes"] == "gpu,shard"
 
 
 def test_nodes_outside_the_plan_keep_their_kind_of_shares() -> None:
@@ -346,14 +336,6 @@ def test_a_sites_own_tables_in_gpumem_toml_stay() -> None:
     assert text.count("[recovery]") == 1
     assert '[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmps = "off"\n' in text
     assert toml_file(plan, text) == text
-
-
-def test_partitions_without_a_time_limit_are_named_since_backfill_needs_one() -> None:
-    now = snapshot()
-    endless = {"DefaultTime": "NONE", "MaxTime": "UNLIMITED"}
-    now = replace(now, partitions=tuple({**part, **endless} for part in now.partitions))
-    notes = propose(SetupOptions(), now, memory_of).notes
-    assert [note for note in notes if "has no time limit: DefaultTime=" in note]
 
 
 TWO_NODES = "NodeName=n[1-2] Gres=gpu:a100:4\nPartitionName=gpu Nodes=n[1-2]\nPartitionName=cpu Nodes=c1\n"
