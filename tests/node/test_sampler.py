@@ -13,7 +13,7 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import UNFENCED, JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import UNFENCED, JobRecord
 from slurm_gpumem.formats.live import GpuSample, Live, read_live
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.hooks.service import sampler_environment
@@ -184,21 +184,6 @@ def test_an_xid_marks_the_jobs_that_lost_their_processes(desk: Desk) -> None:
     live = desk.live()
     assert [event["with"] for event in live["1"]["events"]] == [[2]]  # type: ignore[attr-defined]
     assert [event["xid"] for event in live["2"]["events"]] == [31]  # type: ignore[attr-defined]
-
-
-def test_an_xid_after_the_epilog_still_reaches_the_record(desk: Desk) -> None:
-    desk.job(1, mode="mps")
-    desk.hold({desk.process(1): 10.0}, mps=True)
-    desk.sampler.tick()
-    job = jobs.get(desk.folder, 1)
-    assert job is not None
-    record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status="1:0")
-    write_job_record(desk.config.spool, record)
-    jobs.drop(desk.folder, 1)
-    desk.source.pending = [(GPUS[0].uuid, 31)]
-    desk.sampler.tick()
-    (amended,) = records.read_records(desk.config.spool, 1)
-    assert amended.hints == ("own-fault",)
 
 
 def test_the_drivers_accounting_fills_in_what_fell_between_two_looks(desk: Desk) -> None:

@@ -178,20 +178,3 @@ def test_two_users_train_on_the_same_two_gpus_and_one_that_is_cancelled_leaves_t
     assert (row["peak_mib"], row["shards"], row["attempts"]) == (2000, 12, 1)
     assert row["node"] == "n1,n2"
     assert {job["job_id"] for job in desk.report("-N", "n2")["jobs"]} == {int(ended), int(other)}
-
-
-def test_a_rank_that_takes_too_much_on_the_second_node_is_ended_and_the_job_gets_more_on_both(
-    desk: Desk,
-) -> None:
-    beside = desk.train("beside", USERS[1], 1000)
-    until(lambda: desk.peaks(beside) == {"n1": 1000.0, "n2": 2000.0})
-    job = desk.train("greedy", USERS[0], 7000)
-    until(lambda: desk.steps("greedy", job, 1) > 3, 240, but=lambda: desk.site.log() + desk.site.out(job))
-    for name in ("greedy", "beside"):
-        desk.tell(name, "end")
-    desk.site.ended(job, "COMPLETED")
-    desk.site.ended(beside, "COMPLETED")
-    first, second = desk.records(job, 0), desk.records(job, 1)
-    assert [[event["kind"] for event in record["events"]] for record in first] == [[], ["overrun"]]
-    assert [record["shards"] > 14 for record in second] == [True, True]
-    assert [record["restarts"] for record in desk.records(beside, 0)] == [0, 0]
