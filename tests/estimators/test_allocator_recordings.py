@@ -63,7 +63,7 @@ def streams() -> List[Stream]:
 
 def test_segments_are_taken_when_and_as_large_as_on_the_gpu(streams: List[Stream]) -> None:
     right = wrong = 0
-    for stream in streams[::8]:
+    for stream in streams[::4]:
         allocator, reserved = CachingAllocator(), 0
         for index, event in enumerate(stream.events):
             allocator.replay([event])
@@ -72,7 +72,7 @@ def test_segments_are_taken_when_and_as_large_as_on_the_gpu(streams: List[Stream
             on_gpu = stream.segments.get(index, 0)
             right += taken == on_gpu > 0
             wrong += taken != on_gpu
-    assert right > 700
+    assert right > 1500
     assert right >= SHARE_OF_SEGMENTS * (right + wrong), f"{wrong} of {right + wrong} segments differ"
 
 

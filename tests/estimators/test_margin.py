@@ -57,7 +57,7 @@ def test_from_a_text_the_request_never_falls_and_never_jumps_as_the_batch_grows(
 )
 def test_a_slightly_larger_batch_asks_for_slightly_more(model: str, batches: List[int], most: float) -> None:
     """VGG-16 asked for 11.0 GiB at batch 64 and for 21.2 at 72."""
-    summary = texts_of(model)[0]
+    summary = summaries_of(model)[0]
     small, large = (registry.run("auto", summary, TrainingJob(b), find_gpu("h200")) for b in batches)
     assert large.request_mib <= most * small.request_mib
 

@@ -72,7 +72,7 @@ def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample(
     assert workspace_bytes(asked, 512) == 512 * 1024 * 2048 * 4
     assert workspace_bytes(asked._replace(dtype="bf16"), 512) < 512 * MIB
     cases = [case for case in measured if is_such(case.call.convolution)]
-    assert len(cases) > 5
+    assert len(cases) > 3
     for case in cases:
         assert case.bytes == pytest.approx(case.call.rows * case.call.weight, rel=0.02)
 

@@ -1,4 +1,7 @@
-"""`gpumem doctor --here` and the proof that EpilogSlurmctld runs, on real daemons."""
+"""The doctor on a whole site with real daemons: broken in several ways, host by host, and as a user.
+
+test_doctor.py has every finding, test_probe.py everything that is found on a host.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM, WholeSite, close_whole_site, make_whole_site
 
 pytestmark = [pytest.mark.slurm, needs_root]
+USER = 65534
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,30 @@ def site(whole: WholeSite) -> Iterator[WholeSite]:
 
 def said(answer: Dict[str, Any], check: str) -> List[str]:
     return [finding["what"] for finding in answer["findings"] if finding["check"] == check]
+
+
+def test_a_broken_site_is_found(site: WholeSite) -> None:
+    answer = site.doctor()
+    assert (answer["findings"], answer["status"]) == ([], "ok")
+    (site.hooks / "epilog.sh").chmod(0o777)
+    os.chown(site.conf / "gpumem.lua", USER, USER)
+    (site.conf / "job_submit.lua").unlink()
+    site.reconfigure(f"Prolog={site.hooks}/prolog.sh", "Prolog=/nowhere/prolog.sh")
+    drain = ["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=Prolog error"]
+    site.cluster.run(drain, check=True)
+    answer = site.doctor()
+    found = {(finding["severity"], finding["check"], finding["what"]) for finding in answer["findings"]}
+    for severity, check, words in (
+        ("critical", "hook-missing", "Prolog=/nowhere/prolog.sh does not exist"),
+        ("critical", "not-only-root", f"everybody can change {site.hooks}/epilog.sh (mode 0777)"),
+        ("critical", "not-only-root", "gpumem.lua belongs to user"),
+        ("critical", "lua-missing", "job_submit.lua is not there"),
+        ("warning", "nodes-down", "n1: Prolog error"),
+    ):
+        assert any(one[:2] == (severity, check) and words in one[2] for one in found), (words, found)
+    assert (answer["status"], answer["exit_code"]) == ("critical", 2)
+    site.toml.write_text("[sharing\n")
+    assert any("is not valid TOML" in what for what in said(site.doctor(), "site-file"))
 
 
 def node_with_other_files(site: WholeSite, name: str) -> List[str]:

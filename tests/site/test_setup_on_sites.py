@@ -50,28 +50,6 @@ def test_a_global_default_of_memory_that_makes_a_cpu_partition_useless_is_found(
     )
 
 
-def test_a_continued_line_gets_its_gres_before_the_backslash() -> None:
-    node = "NodeName=n1 CPUs=16 \\  # two lines\n  RealMemory=64000 \\\n  Gres=gpu:a100:4  # ours\n"
-    bare = "NodeName=n2 \\\n CPUs=16 RealMemory=64000 \\\n\n"
-    default, partition = "NodeName=DEFAULT Gres=gpu:a100:4\n", "PartitionName=gpu Nodes=ALL \\\n\n"
-    files = {
-        "slurm.conf": f"{HEAD}{node}{default}{bare}{partition}",
-        "gres.conf": "NodeName=n1 \\\n Name=gpu \\\n Type=a100 File=/dev/nvidia[0-3]\n"
-        + GPUS.replace("Name", "NodeName=n2 Name", 1),
-    }
-    now = snapshot_of(files, ["n1", "n2"])
-    proposal = proposed(now)
-    text = proposal.files["slurm.conf"]
-    assert "\n  Gres=gpu:a100:4,shard:a100:156  # ours\n" in text
-    assert "\n CPUs=16 RealMemory=64000 Gres=gpu:a100:4,shard:a100:156 \\\n" in text
-    level = " LLN=YES" if proposal.plan.level else ""
-    assert f"PartitionName=gpu Nodes=ALL DefMemPerCPU=4000 DefMemPerGPU=16000{level} \\\n" in text
-    assert passes(tried(proposal, now))
-    broken = text.replace("CPUs=16 \\  # two", "CPUs=16 \\ Gres=gpu:a100:4 # two", 1)
-    verdict = tried(replace(proposal, files={**proposal.files, "slurm.conf": broken}), now)
-    assert verdict.broken[0].startswith("Slurm does not start with it: ")
-
-
 def test_lines_in_included_files_are_edited_there(tmp_path: Path) -> None:
     files = {
         "slurm.conf": f"{HEAD}Include {tmp_path}/parts/nodes.conf\nInclude partitions.conf\n",
@@ -167,26 +145,6 @@ def test_two_types_that_slurm_cannot_keep_apart_are_refused() -> None:
         proposed(snapshot_of(two_types("AutoDetect=nvml\n"), ["n1"]), options)
 
 
-def test_ranges_defaults_and_other_gres_are_kept() -> None:
-    conf = (
-        f"{HEAD.replace('GresTypes=gpu', 'GresTypes=gpu,nvme')}"
-        "NodeName=DEFAULT RealMemory=64000\nNodeName=c[1-2] CPUs=8\n"
-        "NodeName=DEFAULT CPUs=16 Gres=gpu:a100:4,nvme:2\n"
-        "NodeName=n[1-2],m1\nNodeName=n3 Gres=gpu:a100:4\nPartitionName=gpu Nodes=ALL Default=YES\n"
-    )
-    files = {"slurm.conf": conf, "gres.conf": "AutoDetect=nvml\nNodeName=n[1-2],m1 Name=nvme Count=2\n"}
-    now = snapshot_of(files, ["n1", "n2", "m1", "n3", "c1"])
-    proposal = proposed(now)
-    text = proposal.files["slurm.conf"]
-    assert "NodeName=n[1-2],m1 Gres=gpu:a100:4,shard:a100:156,nvme:2\n" in text
-    assert "NodeName=n3 Gres=gpu:a100:4,shard:a100:156\n" in text
-    assert "NodeName=c[1-2] CPUs=8\n" in text
-    assert "GresTypes=gpu,nvme,shard\n" in text
-    assert proposal.files["gres.conf"].startswith("AutoDetect=nvml\n")
-    assert "Name=gpu" not in proposal.files["gres.conf"]
-    assert passes(tried(proposal, now))
-
-
 def test_a_configuration_that_does_not_start_now_is_not_called_tried() -> None:
     now = snapshot_of(PLAIN, ["n1", "c1"])
     twice = {**PLAIN, "slurm.conf": PLAIN["slurm.conf"] + GPU_NODE}
@@ -250,15 +208,3 @@ def test_where_slurmctld_is_not_installed_it_says_where_to_run(
     assert "slurm.conf cannot be read here; run gpumem setup on ctl1" in (
         tried(proposal, replace(now, files={})).not_tried
     )
-
-
-def test_sets_of_nodes_of_which_none_is_started_do_not_stop_a_trial() -> None:
-    conf = (
-        f"{HEAD}NodeName=n[1-8] CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Feature=fast\n"
-        "NodeSet=left Nodes=n[1-4]\nNodeSet=right Nodes=n[5-8]\n"
-        "NodeSet=all Feature=fast\nNodeSet=slow Feature=slow\n"
-        "PartitionName=gpu Nodes=left,right Default=YES\nPartitionName=more Nodes=all,slow\n"
-    )
-    now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1", "n5"])
-    proposal = proposed(now, SetupOptions(gpus=("n[1-8]=a100:4:40G",), slurm_root=SLURM_ROOT))
-    assert passes(tried(proposal, now))

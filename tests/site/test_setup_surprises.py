@@ -84,15 +84,6 @@ def test_shards_that_do_not_divide_by_the_gpus_do_not_change_without_a_word(shar
     assert note.startswith(f"n1: {shards} shards become {after} MiB: ")
 
 
-def test_a_gpu_node_in_no_partition_does_not_stop_a_trial() -> None:
-    node = "NodeName=n{} CPUs=16 RealMemory=64000 Gres=gpu:a100:4\n"
-    conf = f"{HEAD}{node.format(1)}{node.format(2)}PartitionName=gpu Nodes=n2 Default=YES Hidden=YES\n"
-    now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1", "n2"])
-    assert passes(proposed(now), now)
-    some = proposed(now, options(gpus=("n2=a100:4:40G",)))
-    assert "n1: has GPUs, is not named by --gpu and stays as it is" in some.notes
-
-
 def test_a_second_run_keeps_size_mode_and_what_else_gpumem_toml_says() -> None:
     own = (
         '# ours\n[sharing]\nmode = "on"  # since May\nshard_mib = 2048\nmax_cpus = 8\n\n[node]\nmps = "off"\n'
@@ -104,12 +95,6 @@ def test_a_second_run_keeps_size_mode_and_what_else_gpumem_toml_says() -> None:
     assert proposal.files["gpumem.toml"].startswith(own.replace("[sharing]\n", '[sharing]\ngres = "shard"\n'))
     assert 'mode = "on"' in proposal.files["gpumem_site.lua"]
     assert [note for note in proposal.notes if "shards" in note] == []
-
-
-def test_more_shards_than_the_type_has_memory_are_no_negative_reserve() -> None:
-    proposal = proposed(divided("shard:a100:316"))
-    assert "n1: 4 x a100, each 79 shards of 1024 MiB (0 MiB kept back)" in summary_lines(proposal.plan)
-    assert [note for note in proposal.notes if "more than the 40960 MiB" in note]
 
 
 @pytest.mark.parametrize(
