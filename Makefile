@@ -98,7 +98,7 @@ test: setup-test lint
 	$(PYTEST) $(IN_PARALLEL) -m '$(GATE)'
 
 test-all: setup-test lint
-	$(PYTEST) $(IN_PARALLEL) -m 'not timing'
+	GPUMEM_TEST_EXAMPLES=100 $(PYTEST) $(IN_PARALLEL) -m 'not timing'
 
 test-python:
 	@tests/test-python.sh '$(PYTHONS)' '$(TORCH_PYTHONS)' '$(TORCH)' $(IN_PARALLEL) -m 'not slurm and $(GATE)'

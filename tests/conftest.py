@@ -17,7 +17,9 @@ from tests.support.long_tests import is_long, read_list
 from tests.support.waiting import remove_tree
 
 # A busy machine is no reason to fail: a property test is judged by its result, not by its time.
-settings.register_profile("gpumem", deadline=None)
+settings.register_profile(
+    "gpumem", deadline=None, max_examples=int(os.environ.get("GPUMEM_TEST_EXAMPLES", "40"))
+)
 settings.load_profile("gpumem")
 
 ClusterFactory = Callable[..., Cluster]

@@ -14,8 +14,7 @@ import pytest
 
 import slurm_gpumem
 from slurm_gpumem.devcluster import processes
-from slurm_gpumem.devcluster.cluster import Cluster, find
-from slurm_gpumem.devcluster.hooks import samplers
+from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.state import load
 from tests.support.waiting import until
@@ -94,18 +93,6 @@ def test_up_status_env_down(state: Path) -> None:
     assert run_gpumem("status", "--state", str(state)).returncode == 1
 
 
-def test_nodes_of_different_kinds_are_named_one_by_one(state: Path) -> None:
-    options = ["--node", "old=4xa100:40G", "--node", "new=2xh100:80G"]
-    up = run_gpumem(*up_options(state), *options)
-    try:
-        assert "old with 4 a100 of 40.0 GiB, new with 2 h100 of 80.0 GiB" in up.stdout, up.stderr
-        shown = run_gpumem("status", "--state", str(state)).stdout
-        assert "gpu:a100:4,shard:a100:160" in shown
-        assert "gpu:h100:2,shard:h100:160" in shown
-    finally:
-        run_gpumem("down", "--state", str(state))
-
-
 def test_status_and_down_of_nothing_say_so(state: Path) -> None:
     for action in ("status", "env", "down"):
         done = run_gpumem(action, "--state", str(state))
@@ -131,12 +118,6 @@ def test_bad_options_are_refused_before_anything_starts(state: Path, options: li
     assert done.returncode == 2
     assert said in done.stderr
     assert list(state.iterdir()) == []
-
-
-def test_a_tree_without_a_slurm_is_refused(state: Path, tmp_path: Path) -> None:
-    done = run_gpumem("up", "--state", str(state), "--slurm-root", str(tmp_path))
-    assert done.returncode == 1
-    assert "no slurmctld" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's cluster runs other users' jobs")
@@ -204,27 +185,3 @@ def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
     finally:
         down = run_gpumem("down", "--state", str(home), user="nobody", package=package)
         assert down.returncode == 0, down.stderr
-
-
-def test_with_hooks_a_job_is_measured_and_reported_and_no_sampler_stays(state: Path, tmp_path: Path) -> None:
-    up = run_gpumem(*up_options(state), "--hooks")
-    assert up.returncode == 0, up.stderr
-    assert "gpumem report" in up.stdout
-    try:
-        cluster = find(state)
-        wrap = "gpumem-standin --peak 3000 --steps 1000 --seconds 300"
-        done = cluster.run(["sbatch", "--gres=shard:4", "--mem=64", "-o", "/dev/null", "--wrap", wrap])
-        assert done.returncode == 0, done.stderr
-        gpumem = str(Path(sys.executable).with_name("gpumem"))
-        words = [gpumem, "report", "--update", "-n", "-o", "JobID,Peak,State"]
-
-        def measured() -> bool:
-            shown = cluster.run(words, env={"XDG_CACHE_HOME": str(tmp_path)}, timeout_s=120)
-            return shown.stdout.split() == ["1", "2.9G", "RUNNING"]
-
-        until(measured)
-        assert samplers(cluster.layout)
-    finally:
-        # Its job still runs.
-        assert run_gpumem("down", "--state", str(state)).returncode == 0
-    assert not samplers(Layout(state))

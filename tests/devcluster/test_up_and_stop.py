@@ -12,17 +12,15 @@ import pytest
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
 from slurm_gpumem.devcluster.state import load, locked
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.node.processes import start_of
-from tests.support.slurm_jobs import jobs_on_gpus, submit, submit_shared
+from tests.support.slurm_jobs import jobs_on_gpus, submit_shared
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as other users")
 
 
 def living(cluster: Cluster) -> list[str]:
@@ -41,27 +39,11 @@ def test_the_nodes_are_idle_when_up_returns(make_cluster: Any) -> None:
     assert "160" in nodes
 
 
-def test_it_is_configured_as_sites_are(cluster: Cluster) -> None:
-    settings = cluster.run(["scontrol", "show", "config"], check=True).stdout
-    assert "CR_CORE_MEMORY" in settings
-    assert "select/cons_tres" in settings
-    partitions = cluster.run(["sinfo", "-h", "-o", "%P %l"], check=True).stdout.split()
-    assert partitions == ["gpu*", "2-00:00:00", "whole", "12:00:00"]
-    too_long = cluster.run(["sbatch", "--time=3-0", "--wrap", "true"])
-    assert too_long.returncode != 0
-
-
 def test_eight_shared_jobs_fill_one_gpu_after_the_other(make_cluster: Any) -> None:
     cluster = make_cluster(nodes=default_nodes(1))
     jobs = [submit_shared(cluster, 12, "gpumem-standin --peak 12000 --seconds 60") for _ in range(8)]
     until(lambda: sum(map(len, jobs_on_gpus(cluster).values())) == 8)
     assert jobs_on_gpus(cluster) == {"n1 gpu0": jobs[:3], "n1 gpu1": jobs[3:6], "n1 gpu2": jobs[6:]}
-
-
-def test_a_second_up_in_the_same_folder_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(DevClusterError, match="already runs in this state directory"):
-        devcluster.up(ClusterSpec(state=cluster.layout.root))
-    assert cluster.run(["scontrol", "ping"]).returncode == 0
 
 
 def test_a_folder_with_other_things_in_it_is_refused(state_folder: Path) -> None:
@@ -120,86 +102,6 @@ def test_a_broken_configuration_is_told_and_leaves_nothing_running(state_folder:
     assert known is not None
     assert known.processes
     assert not any(processes.alive(process) for process in known.processes)
-
-
-def test_extra_lines_replace_settings_instead_of_doubling_them(make_cluster: Any) -> None:
-    cluster = make_cluster(nodes=default_nodes(1), extra_conf=("KillWait=7", "PrologFlags=Alloc"))
-    shown = cluster.run(["scontrol", "show", "config"], check=True)
-    assert "7 sec" in next(line for line in shown.stdout.splitlines() if line.startswith("KillWait"))
-    assert shown.stderr == ""
-
-
-def test_gpus_of_two_sizes_share_one_partition(make_cluster: Any) -> None:
-    cluster = make_cluster(
-        nodes=(
-            NodeSpec("small", gpus=1, gpu_type="a100", gpu_memory_mib=40 * 1024),
-            NodeSpec("large", gpus=1, gpu_type="h100", gpu_memory_mib=80 * 1024),
-        )
-    )
-    typed = submit(cluster, "--gres=shard:h100:60", command="gpumem-standin --peak 61000 --seconds 60")
-    small = submit(cluster, "--gres=shard:a100:40", command="gpumem-standin --peak 40000 --seconds 60")
-    until(lambda: jobs_on_gpus(cluster) == {"large gpu0": [typed], "small gpu0": [small]})
-
-
-def test_a_site_with_mps_gets_its_own_count_per_gpu(make_cluster: Any) -> None:
-    cluster = make_cluster(nodes=default_nodes(1, gpus=2), gres="mps")
-    nodes = cluster.run(["sinfo", "-h", "-p", "gpu", "-o", "%G"], check=True).stdout
-    assert "mps" in nodes
-    assert "200" in nodes
-    assert "shard" not in nodes
-    command = 'test "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" = 30 && gpumem-standin --peak 12000 --seconds 0.2'
-    job = submit(cluster, "--gres=mps:30", "--mem=4G", command=command)
-    assert wait_for_job(cluster, job)["JobState"] == "COMPLETED"
-
-
-def test_a_job_submit_hook_runs_at_every_submission(make_cluster: Any, tmp_path: Path) -> None:
-    (tmp_path / "site.lua").write_text('return "from beside"\n')
-    hook = tmp_path / "job_submit.lua"
-    hook.write_text(
-        "function slurm_job_submit(job, partitions, uid)\n"
-        "  job.comment = 'seen by the hook'\n"
-        "  return slurm.SUCCESS\n"
-        "end\n"
-        "function slurm_job_modify(job, record, partitions, uid) return slurm.SUCCESS end\n"
-        "return slurm.SUCCESS\n"
-    )
-    cluster = make_cluster(nodes=default_nodes(1), job_submit_lua=str(hook))
-    submit(cluster, "--hold", command="true")
-    assert cluster.run(["squeue", "-h", "-o", "%k"]).stdout == "seen by the hook\n"
-    assert (cluster.layout.conf / "site.lua").exists()
-
-
-def test_accounting_knows_what_jobs_had(make_cluster: Any) -> None:
-    cluster = make_cluster(nodes=default_nodes(1), accounting=True)
-    job = submit_shared(cluster, 12, "true", "--comment=a word")
-    assert wait_for_job(cluster, job)["JobState"] == "COMPLETED"
-
-    def recorded() -> str:
-        return cluster.run(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,AllocTRES,Comment"]).stdout
-
-    until(lambda: recorded().startswith("COMPLETED"))
-    assert "gres/shard=12" in recorded()
-    assert "a word" in recorded()
-    assert living(cluster) == ["munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd n1"]
-
-
-@as_root
-def test_jobs_of_other_users_can_use_the_stand_in_gpus(cluster: Cluster) -> None:
-    job = submit_shared(cluster, 12, "gpumem-standin --peak 12000 --seconds 0.2", user="nobody")
-    ended = wait_for_job(cluster, job)
-    assert ended["UserId"].startswith("nobody")
-    assert ended["JobState"] == "COMPLETED"
-
-
-@as_root
-def test_roots_umask_does_not_shut_other_users_out(make_cluster: Any) -> None:
-    before = os.umask(0o077)
-    try:
-        cluster = make_cluster(nodes=default_nodes(1))
-    finally:
-        os.umask(before)
-    job = submit_shared(cluster, 12, "gpumem-standin --peak 12000 --seconds 0.2", user="nobody")
-    assert wait_for_job(cluster, job)["JobState"] == "COMPLETED"
 
 
 def test_two_commands_never_work_in_one_folder_at_once(state_folder: Path) -> None:

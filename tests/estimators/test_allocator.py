@@ -140,7 +140,8 @@ class _Slow:
         size = -(-size // 512) * 512
         small = size <= MIB
         fitting = [
-            (blocks[i][0], number, i)
+            # The driver hands out segments from above: of equals the last one has the lowest address.
+            (blocks[i][0], -number, i)
             for number, (is_small, blocks) in enumerate(self.segments)
             if is_small == small
             for i in range(len(blocks))
@@ -151,7 +152,7 @@ class _Slow:
             self.segments.append((small, [[segment, None]]))
             return self.malloc(key, size)
         _, number, position = min(fitting)  # type: ignore[type-var]
-        blocks = self.segments[number][1]
+        blocks = self.segments[-number][1]
         rest = self._size(blocks[position]) - size
         if (small and rest >= 512) or rest > MIB:
             blocks[position : position + 1] = [[size, key], [rest, None]]
@@ -190,7 +191,7 @@ _sizes = st.one_of(
 _scripts = st.lists(st.tuples(st.integers(0, 10_000), st.one_of(_sizes, st.none())), max_size=60)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(_scripts)
 def test_any_stream_gives_the_figures_of_the_slow_twin(script: List[Tuple[int, Optional[int]]]) -> None:
     fast, slow = CachingAllocator(), _Slow()

@@ -87,9 +87,6 @@ def test_the_largest_batch_is_one_that_surely_fits() -> None:
     assert limit.batch_at_best is not None
     assert limit.batch < limit.batch_at_best
     assert limit.estimate.sure_mib <= gpu.usable_mib
-    (less,) = batch_limits(resnet(), TrainingJob(32), None, [gpu], None, 1024, 0.9).limits
-    assert less.batch is not None
-    assert limit.batch < less.batch <= limit.batch_at_best
 
 
 def test_every_group_names_what_would_make_its_margin_smaller() -> None:

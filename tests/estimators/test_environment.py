@@ -21,7 +21,7 @@ from slurm_gpumem.estimators.job.training_job import StatedTraining, training_jo
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
-from tests.support.measured_texts import texts_in
+from tests.support.measured_texts import texts_of
 
 RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
@@ -137,7 +137,7 @@ def test_a_preset_version_goes_before_that_of_a_build_without_cuda_that_traced()
         assert training_job(traced, StatedTraining(), presets=StatedTraining()).torch == version
 
 
-@pytest.mark.parametrize("name", ["h200", "a100", "v100", "rtx3090", "rtx3060", "l40s", "t4", "mystery"])
+@pytest.mark.parametrize("name", ["h200", "v100", "rtx3060", "mystery"])
 def test_every_answer_says_what_was_measured_where_and_only_what_is_known_is_narrow(name: str) -> None:
     summary, job = read_summary(RESNET), TrainingJob(batch_size=32)
     gpu = closest_gpu(name, 40_960, NOWHERE)
@@ -170,7 +170,7 @@ def test_a_trace_asks_for_what_its_own_workspaces_may_add_where_nobody_measured_
 
 
 def test_a_model_that_lives_by_workspaces_asks_for_more_than_any_share_of_its_peak() -> None:
-    summary = read_summary(texts_in()["torchvision/vgg16@224"]["torchinfo_deep"])
+    summary = read_summary(texts_of("torchvision/vgg16@224")["torchinfo_deep"])
     found = run("auto", summary, TrainingJob(64), find_gpu("a100", NOWHERE))
     assert found.estimator == "trace"
     assert found.margin.workspace_mib > found.peak_mib // 5

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import ConfigError, UnknownNameError, UsageError
@@ -24,23 +24,14 @@ NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
         ("a100", 80_000, "a100-80gb"),
         ("a100", 39_936, "a100"),
         ("nvidia_a100-sxm4-40gb", None, "a100"),
-        ("nvidia_a100-sxm4-80gb", None, "a100-80gb"),
         ("NVIDIA_A100_80GB_PCIe", None, "a100-80gb"),
-        ("a100-80", None, "a100-80gb"),
-        ("h100_80gb", None, "h100"),
-        ("NVIDIA-H100-80GB-HBM3", None, "h100"),
         ("nvidia_h100_nvl", None, "h100-nvl"),
         ("h100pcie", None, "h100-pcie"),
-        ("A6000", None, "a6000"),
         ("nvidia_rtx_a6000", None, "a6000"),
-        ("rtx_2080_ti", None, "rtx2080ti"),
         ("NVIDIA RTX 6000 Ada Generation", None, "rtx6000ada"),
         ("quadro_rtx_6000", None, "rtx6000"),
         ("tesla_v100-sxm2-32gb", None, "v100-32gb"),
         ("v100", 16_000, "v100"),
-        ("geforce_rtx_3090", None, "rtx3090"),
-        ("l4", None, "l4"),
-        ("l40s", None, "l40s"),
         ("gh200_480gb", None, "gh200"),
         ("b200", None, "b200"),
         ("A10", None, "a10"),
@@ -48,43 +39,20 @@ NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
         ("nvidia_geforce_rtx_4070_ti_super", None, "rtx4070tisuper"),
         ("nvidia_geforce_rtx_4060_ti", None, "rtx4060ti"),
         ("nvidia_geforce_rtx_4060_ti", 16_380, "rtx4060ti-16gb"),
-        ("nvidia_geforce_rtx_5060_ti", None, "rtx5060ti"),
-        ("nvidia_geforce_gtx_1080_ti", None, "gtx1080ti"),
         ("nvidia_rtx_a2000_12gb", None, "a2000-12gb"),
-        ("nvidia_rtx_a5500", None, "a5500"),
-        ("nvidia_rtx_5000_ada_generation", None, "rtx5000ada"),
-        ("nvidia_rtx_4500_ada_generation", None, "rtx4500ada"),
         ("nvidia_rtx_4000_sff_ada_generation", None, "rtx4000ada"),
         ("nvidia_rtx_pro_6000_blackwell_server_edition", None, "rtxpro6000"),
-        ("nvidia_a16", None, "a16"),
-        ("nvidia_l20", None, "l20"),
         ("nvidia_gh200_480gb", None, "gh200"),
-        ("nvidia_b300_sxm6_ac", None, "b300"),
-        ("nvidia_h200_nvl", None, "h200"),
-        ("nvidia_titan_rtx", None, "titanrtx"),
-        ("nvidia_titan_v", None, "titanv"),
-        ("nvidia_titan_xp", None, "titanxp"),
         ("titan_x_(pascal)", None, "titanx"),
-        ("nvidia_geforce_rtx_3050", None, "rtx3050"),
-        ("nvidia_geforce_rtx_5060", None, "rtx5060"),
-        ("nvidia_geforce_rtx_5050", None, "rtx5050"),
         ("nvidia_geforce_rtx_2060_super", None, "rtx2060super"),
-        ("nvidia_geforce_gtx_1660_ti", None, "gtx1660ti"),
-        ("quadro_rtx_5000", None, "rtx5000"),
         ("nvidia_a100-sxm-64gb", None, "a100-64gb"),
         ("tesla_p100-pcie-12gb", None, "p100-12gb"),
         ("tesla_v100s-pcie-32gb", None, "v100-32gb"),
-        ("tesla_v100-sxm2-16gb", None, "v100"),
         ("v100l", None, "v100-32gb"),
-        ("a100-sxm4-40gb", None, "a100"),
-        ("tesla_t4", None, "t4"),
-        ("tesla_p40", None, "p40"),
         ("nvidia_geforce_rtx_3090_ti", None, "rtx3090"),
         # Names that begin with a digit, as sites shorten them.
         ("3090", None, "rtx3090"),
         ("2080ti", None, "rtx2080ti"),
-        ("1080_ti", None, "gtx1080ti"),
-        ("4090", None, "rtx4090"),
         ("6000_ada", None, "rtx6000ada"),
     ],
 )
@@ -106,7 +74,6 @@ def test_an_unknown_type_takes_the_row_of_the_nearest_memory_and_says_so() -> No
     assert closest_gpu(None, None, NOWHERE).context_mib == find_gpu("h200", NOWHERE).context_mib
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.one_of(st.text(), st.from_regex(r"[a-zA-Z0-9_.-]{1,20}")), st.one_of(st.none(), st.integers(1, 10**6))
 )

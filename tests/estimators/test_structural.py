@@ -19,7 +19,7 @@ from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.structural.estimator import estimate, simulate
 from slurm_gpumem.estimators.structural.layers import convolutions, layers
 from slurm_gpumem.estimators.structural.replay import StepPlan, replay
-from slurm_gpumem.estimators.types import PRECISIONS, TrainingJob
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
@@ -59,8 +59,7 @@ def traced_step(name: str, optimizer: str) -> Tuple[int, int]:
     return shape[0], peak_of_training(build, lambda: torch.empty(shape), optimizer)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "sgd-momentum"])
-@pytest.mark.parametrize("columns", ["full", "plain"])
+@pytest.mark.parametrize(("columns", "optimizer"), [("full", "adam"), ("plain", "sgd-momentum")])
 @pytest.mark.parametrize("name", ["small-cnn", "residual", "inverted", "unet", "mlp", "gated"])
 def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     name: str, columns: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
@@ -88,10 +87,10 @@ def test_parts_add_up_to_the_peak_and_the_floor_leaves_out_fragmentation() -> No
     assert result.request_mib > result.peak_mib
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_every_real_summary_of_every_format_gets_an_estimate(precision: str) -> None:
+@pytest.mark.parametrize(("part", "precision"), [(0, "fp32"), (1, "amp-bf16"), (2, "bf16")])
+def test_every_real_summary_of_every_format_gets_an_estimate(part: int, precision: str) -> None:
     job = TrainingJob(batch_size=8, precision=precision, optimizer="sgd-momentum")
-    for name, text in real_summaries().items():
+    for name, text in list(real_summaries().items())[part::3]:
         result = estimate(read_summary(text), job, H200)
         assert sum(result.parts.values()) == result.peak_mib, name
         assert 500 < result.peak_mib < 200_000, name

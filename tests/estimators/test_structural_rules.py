@@ -14,7 +14,7 @@ from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
-from tests.support.measured_texts import texts_in
+from tests.support.measured_texts import texts_of
 
 RULE = "=" * 100 + "\n"
 BATCH = 32
@@ -146,7 +146,7 @@ XLNetForSequenceClassification  [2, 2]                 --
 
 
 def test_tokens_taken_for_channels_make_no_absurd_width() -> None:
-    texts = texts_in()["timm/nest_tiny_jx@224"]
+    texts = texts_of("timm/nest_tiny_jx@224")
     job, gpu = TrainingJob(BATCH), find_gpu("h200")
     full, cut = (
         _saved(simulate(read_summary(texts[tool].rstrip("\n") + "\n"), job, gpu)[0])

@@ -37,13 +37,13 @@ def convolution(**changes: Any) -> Convolution:
 
 @pytest.fixture(scope="module")
 def measured() -> List[MeasuredCall]:
-    """Every 11th measured convolution: unpacking the file takes seconds."""
-    return load_calls(OPERATORS, every=11)
+    """Every 33rd measured convolution: unpacking the file takes seconds."""
+    return load_calls(OPERATORS, every=33)
 
 
 def test_most_measured_convolutions_get_the_workspace_that_they_took(measured: List[MeasuredCall]) -> None:
     large = [case for case in measured if case.call.data + case.call.output > 50 * MIB]
-    assert len(large) > 500
+    assert len(large) > 160
 
     def right(case: MeasuredCall) -> bool:
         found = workspace_bytes(case.call.convolution, case.call.rows)
@@ -72,7 +72,7 @@ def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample(
     assert workspace_bytes(asked, 512) == 512 * 1024 * 2048 * 4
     assert workspace_bytes(asked._replace(dtype="bf16"), 512) < 512 * MIB
     cases = [case for case in measured if is_such(case.call.convolution)]
-    assert len(cases) > 5
+    assert len(cases) > 3
     for case in cases:
         assert case.bytes == pytest.approx(case.call.rows * case.call.weight, rel=0.02)
 

@@ -14,8 +14,8 @@ from typing import Any, Dict, List
 import pytest
 
 from lab.ground_truth import load_ground_truth, part_of
-from lab.score.accuracy import Score, grouped, score, worst
-from lab.score.figures import figures, quantile
+from lab.score.accuracy import Score, score
+from lab.score.figures import figures
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.units import MIB
 
@@ -116,26 +116,6 @@ def test_figures_worked_by_hand() -> None:
     assert (g.over_half, g.over_twice) == pytest.approx((2 / 3, 1 / 3))
     assert (g.under_request, g.under_unwarned) == pytest.approx((1 / 3, 0.0))
     assert (f.shards_exact, f.shards_within_one, f.shards_too_few) == (0.4, 0.8, 0.2)
-
-
-def test_a_quantile_of_one_value_is_that_value() -> None:
-    assert quantile([3.0], 0.9) == 3.0
-    assert quantile([1.0, 2.0], 0.5) == 1.5
-
-
-def test_the_worst_list_names_each_model_once() -> None:
-    scores = [_score(100, 300, 300, "a"), _score(100, 250, 250, "a"), _score(100, 40, 40, "b")]
-    assert [(s.run.key, s.peak_mib) for s in worst(scores, 5)] == [("a", 300), ("b", 40)]
-
-
-def test_scores_are_grouped_by_any_field(tmp_path: Path) -> None:
-    rows = [_row(1), _row(2, family="mlp"), _row(3, precision="amp-bf16")]
-    scores, _ = score(load_ground_truth(_write(tmp_path, rows)), ["deepspeed", "faketensor"])
-    assert {name: len(members) for name, members in grouped(scores, "family").items()} == {"cnn": 4, "mlp": 2}
-    assert set(grouped(scores, "precision")) == {"fp32", "amp-bf16"}
-    assert set(grouped(scores, "gpu")) == {"h200"}
-    assert set(grouped(scores, "format")) == {"torchsummary"}
-    assert set(grouped(scores, "code+input")) == {"hand-written, torchsummary"}
 
 
 def test_a_text_that_is_no_summary_is_a_failure_not_a_crash(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import List
 
 import pytest
 
-from lab.score.energy import fitted_line, main, ratios_by_way
+from lab.score.energy import fitted_line, ratios_by_way
 from lab.utilization_runs import load_sets
 from slurm_gpumem.simulation.what_if_text import parse_fleet
 
@@ -21,14 +21,6 @@ def test_modelled_energy_of_sharing_is_near_what_was_measured() -> None:
         measured, modelled = (_mean([ratio[place] for ratio in ratios]) for place in (0, 1))
         assert modelled == pytest.approx(measured, abs=0.05)
         assert measured < 1
-
-
-def test_the_power_in_use_is_the_one_that_fits_the_measured_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main() == 0
-    fitted, used = capsys.readouterr().out.splitlines()[:2]
-    for number in ("102.6", "444.5", "188.0"):
-        assert number in fitted
-        assert number in used
 
 
 def _mean(values: List[float]) -> float:

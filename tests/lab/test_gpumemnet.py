@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from math import cos, pi, sin
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +15,7 @@ from lab.gpumemnet.configurations import (
     mlp_arguments,
     summary_of,
 )
-from lab.gpumemnet.data import examples
-from lab.gpumemnet.labels import EDGES, check_measured, class_of, label
-from slurm_gpumem.errors import UsageError
+from lab.gpumemnet.labels import EDGES, class_of, label
 from slurm_gpumem.estimators.published.gpumemnet.features import FAMILIES, features
 from slurm_gpumem.estimators.published.gpumemnet.network import (
     encoders,
@@ -28,11 +25,6 @@ from slurm_gpumem.estimators.published.gpumemnet.network import (
 )
 from tests.support.needs import needs_torch
 
-# One row of the authors' data set of MLPs: how they count, and what they measured.
-AUTHORS_ROW = (
-    "input:2346_output:197_depth:2_arch:pyramid_batch:996_act:relu_dropout:0.3382_"
-    "dropout:True_batchnorm:True.out"
-)
 AUTHORS_MIB = 1545
 
 
@@ -42,16 +34,6 @@ def test_an_mlp_is_counted_as_in_the_authors_data() -> None:
     relu = 6 * pi / 11
     assert features(summary_of(drawn), 996).totals == (3, 996, 3_560_152, 7430, 2, 2, sin(relu), cos(relu))
     assert label(drawn) == pytest.approx(AUTHORS_MIB, rel=0.02)
-
-
-def test_labels_can_be_held_against_the_authors_file(tmp_path: Path) -> None:
-    path = tmp_path / "mlp.csv"
-    path.write_text(f"Filename,Activation Function,Max GPU Memory (MiB)\n{AUTHORS_ROW},ReLU,{AUTHORS_MIB}\n")
-    found = check_measured(path)
-    assert (found.count, found.same_class) == (1, 1.0)
-    path.write_text("Filename,Activation Function,Max GPU Memory (MiB)\nsomething,ReLU,1\n")
-    with pytest.raises(UsageError, match="row 2"):
-        check_measured(path)
 
 
 def test_classes_are_those_of_the_authors_code() -> None:
@@ -71,14 +53,6 @@ def test_a_configuration_is_the_same_each_time_and_in_the_published_ranges(famil
         # Table 5.6: the output projections of attention are counted twice there, as linear and by themselves.
         assert all(9 <= one.totals[5] + one.totals[6] <= 157 for one in seen)
         assert all(4 <= one.totals[7] <= 78 and 6 <= one.totals[8] <= 117 for one in seen)
-
-
-def test_labels_that_are_there_are_not_computed_again(tmp_path: Path) -> None:
-    (tmp_path / "mlp.jsonl").write_text("[0, 4500]\n")
-    first = examples("mlp", 2, tmp_path)
-    assert first[0].label == class_of("mlp", 4500)
-    assert len((tmp_path / "mlp.jsonl").read_text().splitlines()) == 2
-    assert examples("mlp", 2, tmp_path) == first
 
 
 @pytest.mark.parametrize(("family", "least"), [("mlp", 0.9), ("cnn", 0.7), ("transformer", 0.7)])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from lab.score import live_load, loads
+from lab.score import loads
 from lab.simulate.trace_file import read_trace
-from tests.docs.desk import ROOT, run_page
-from tests.docs.pages import Screen, read_page, trimmed
 
 
 def test_jobs_at_a_load_bring_as_much_work_as_that_load_means() -> None:
@@ -35,22 +33,3 @@ def test_others_that_go_around_a_job_are_told_with_the_longest_wait() -> None:
     one = loads.Played(2.0, 1.1, 0.5)
     rows = loads.patience_lines({"whole GPUs": [one] * 5, "1 h": [one._replace(completion=1.0)] * 5})
     assert rows[2].split() == ["1", "h", *["0.50", "(0.5", "h)"] * 5]
-
-
-def test_the_page_shows_what_live_load_gives() -> None:
-    page = (ROOT / "lab" / "docs" / "sharing.md").read_text(encoding="utf-8")
-    screens = [part for part in read_page(page) if isinstance(part, Screen)]
-    (shown,) = (one for one in screens if "lab.score.live_load" in one.steps[0].command)
-    assert [trimmed(output) for _, output in run_page([shown])] == [trimmed(shown.steps[0].shown)]
-
-
-def test_live_load_gains_nothing_over_shares_by_activity_in_a_queue_of_long_jobs() -> None:
-    jobs = loads.at_load(live_load.traces()["60 tasks"], 2.0)
-    live, both, activity = (
-        live_load.played(jobs, way)
-        for way in ("memory, live SMACT 85 %", f"{live_load.ACTIVITY}, live SMACT 85 %", live_load.ACTIVITY)
-    )
-    assert activity.completion < live.completion
-    assert activity.worst < live.worst
-    assert abs(both.completion / activity.completion - 1) < 0.03
-    assert live.crashes == activity.crashes == 0

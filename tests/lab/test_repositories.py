@@ -63,24 +63,6 @@ def test_two_repositories_with_modules_of_one_name_are_each_built_from_their_own
     assert widths == [3, 5, 3]
 
 
-def test_tables_become_objects_and_lists_become_tuples(repositories: Path) -> None:
-    args = {"configs": {"heads": 4, "rates": [1, 2]}, "sizes": [[1, 2], [3]]}
-    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
-    assert (model.asked.heads, model.sizes) == (4, ((1, 2), (3,)))
-
-
-def test_tables_inside_tables_become_objects_too_and_lists_there_stay_lists(repositories: Path) -> None:
-    args = {"configs": {"model": {"depth": 3, "widths": [1, 2]}}}
-    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
-    assert (model.asked.model.depth, model.asked.model.widths) == (3, [1, 2])
-
-
-def test_a_table_of_the_class_dict_is_a_dict_and_none_is_none(repositories: Path) -> None:
-    args = {"configs": {"class": "dict", "depth": 3, "weights": "none"}}
-    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
-    assert model.asked == {"depth": 3, "weights": None}
-
-
 def test_modules_of_a_folder_between_root_and_file_are_found(repositories: Path) -> None:
     folder = repositories / "ann+nets" / "src" / "models"
     folder.mkdir(parents=True)

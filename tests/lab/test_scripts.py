@@ -8,17 +8,16 @@ import os
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List
 
 import pytest
 
 from lab.places import SCRIPT_ROWS
 from lab.rows import open_text
 from lab.scripts import measure, run, score, strata
-from lab.scripts.lists import HERE, LISTS, Prepared, Script, load_list
+from lab.scripts.lists import HERE, LISTS, Prepared, load_list
 from slurm_gpumem.errors import UsageError
 
-HALVES = [(name, f"{name}-blind") for name in ("third", "fourth", "fifth")]
 OWN = set()
 for path in SCRIPT_ROWS.glob("*-own.tar.xz"):
     with tarfile.open(path) as archive:
@@ -35,21 +34,6 @@ def test_every_script_of_every_list_has_a_commit_and_recipes_that_are_programs()
             ours = script.repository == "finetune" or script.repository.replace("/", "+") in OWN
             assert ours or len(script.commit) == 40, script.name
     assert len(names) == len(set(names))
-
-
-@pytest.mark.parametrize("halves", HALVES)
-def test_the_halves_of_a_list_are_even_and_scripts_of_no_other_list(halves: Tuple[str, str]) -> None:
-    development, blind = (load_list(LISTS[name]) for name in halves)
-    assert abs(len(development) - len(blind)) <= 1
-    assert len(development) + len(blind) >= 40
-    others = {
-        _file(script) for name, path in LISTS.items() if name not in halves for script in load_list(path)
-    }
-    assert not others & {_file(script) for script in [*development, *blind]}
-
-
-def _file(script: Script) -> Tuple[str, str, str]:
-    return script.repository, script.folder, script.command.split()[1]
 
 
 def _listed(folder: Path, names: List[str]) -> Path:
@@ -163,12 +147,6 @@ def test_without_a_list_every_list_has_one_line(
     assert line.split()[:3] == ["fourth-blind", "16", "3"]
 
 
-def test_scripts_that_were_traced_again_count_with_later_only() -> None:
-    first, later = (score.load(["sixth"], later) for later in (False, True))
-    assert sum("trace" in row for row in later) == sum("trace" in row for row in first) + 1
-    assert all("run_code" in row for row in later)
-
-
 def test_a_list_that_is_not_there_is_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert score.main(["seventieth"]) == 2
     assert "seventieth" in capsys.readouterr().err
@@ -189,35 +167,6 @@ def lists() -> Any:
     return module
 
 
-def test_lists_in_the_place_of_datasets_are_mapped_split_and_read_back(lists: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "glue" / "mrpc"
-    folder.mkdir(parents=True)
-    for part, count in (("train", 10), ("validation", 4)):
-        rows = (json.dumps({"text": f"w{number} w", "label": number % 2}) for number in range(count))
-        (folder / f"{part}.jsonl").write_text("\n".join(rows))
-    found = lists.load_dataset(str(tmp_path / "glue"), "mrpc")
-    assert {name: len(part) for name, part in found.items()} == {"train": 10, "validation": 4}
-
-    def words(batch: Dict[str, List[Any]]) -> Dict[str, List[Any]]:
-        return {"words": [text.split() for text in batch["text"]]}
-
-    mapped = found.map(words, batched=True, remove_columns=["text"])
-    assert mapped["train"].column_names == ["words", "label"]
-    assert mapped["train"][3] == {"words": ["w3", "w"], "label": 1}
-    grouped = found["train"].map(
-        lambda batch: {"all": [batch["label"]]}, batched=True, remove_columns=["text"]
-    )
-    assert grouped.column_names == ["all"]  # as many rows as the function made
-
-    def changed(row: Dict[str, Any]) -> Dict[str, Any]:
-        row["more"] = 1
-        return row
-
-    kept = found["train"].map(changed, remove_columns=["text", "label"])
-    assert kept.column_names == ["more"]  # a row that is handed back counts for what was changed in it
-    assert len(lists.load_dataset(str(tmp_path / "glue"), "mrpc", split="train[:20%]")) == 2
-
-
 def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:
     def row(name: str, **others: Any) -> Dict[str, Any]:
         return {"name": name, **others}
@@ -233,26 +182,6 @@ def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:
         "traced: 3 of 4 (not: three); time to trace: median 20.0 s, "
         "4.0 s of it after the first optimizer step"
     )
-
-
-@pytest.mark.parametrize("name", ["seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"])
-def test_a_blind_list_has_both_strata_of_repositories_that_no_other_list_names(name: str) -> None:
-    listed = load_list(LISTS[name])
-    others = {
-        script.repository for other, path in LISTS.items() if other != name for script in load_list(path)
-    }
-    assert not others & {script.repository for script in listed}
-    of = [script.stratum for script in listed]
-    assert set(of) == set(strata.STRATA)
-    assert of.count("changes") >= 10
-    assert all(bool(script.change) == (script.stratum == "changes") for script in listed)
-
-
-def test_sixty_training_scripts_were_counted_and_every_change_has_its_kind() -> None:
-    found = [one for one in strata.drawn() if one["class"] in strata.STRATA]
-    assert len(found) == 60
-    assert all(bool(one["kind"]) == (one["class"] == "changes") for one in found)
-    assert sum(strata.shares().values()) == pytest.approx(1.0)
 
 
 def _judged(name: str, need: int, peak: int, request: int, to_the_end: bool) -> score.Judged:
@@ -274,8 +203,3 @@ def test_the_weighted_row_counts_each_stratum_as_often_as_it_is_found(
     assert "sum of needs 0.92; > 2 x 0.0 %; not traced 15.0 %; followed to the end 70 %" in weighted
     (ended,) = score._end(result.judged)
     assert ended == "followed to the end: 3 of 4 (75 %), of these median 0.0 %, P90 0.0 %; not: d"
-
-
-def test_scripts_of_lists_without_strata_have_no_such_rows() -> None:
-    said = score.lines(score.load(["fourth-blind"]), "h200", True)
-    assert not [line for line in said if line.startswith(("weighted", "changes", "followed"))]

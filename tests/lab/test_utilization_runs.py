@@ -6,32 +6,15 @@ import pytest
 
 from lab.fit.folds import collection_of, fold_of, fold_of_job
 from lab.score import sets as set_accuracy
-from lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
 from lab.score.knob import points, table_lines
 from lab.score.utilization import Judged, again_line, classes, errors
-from lab.shared_speeds import simple_speed
-from lab.utilization_runs import SharedSet, Solo, load_sets, load_solo
-from slurm_gpumem.utilization.interference import JobLoad, packaged
+from lab.utilization_runs import Solo, load_sets, load_solo
+from slurm_gpumem.utilization.interference import packaged
 
 
 @pytest.fixture(scope="module")
 def runs() -> list[Solo]:
     return load_solo()
-
-
-def test_every_measured_job_is_between_nothing_and_everything(runs: list[Solo]) -> None:
-    assert len(runs) > 250
-    for run in runs:
-        assert 0 <= run.values["sm_occupancy"] <= run.values["sm_active"] <= 1, run.key
-        assert 0 < run.values["step_seconds"] < 5, run.key
-        assert run.noise["sm_active"] < 0.2, run.key
-
-
-def test_every_job_of_a_set_was_measured_alone_too(runs: list[Solo]) -> None:
-    known = {run.key for run in runs}
-    for one in load_sets():
-        assert set(one.jobs) <= known
-        assert len(one.jobs) == len(one.speeds) == len(one.solo)
 
 
 def test_a_collection_is_left_out_as_a_whole_and_others_by_family(runs: list[Solo]) -> None:
@@ -56,19 +39,6 @@ def test_a_job_measured_in_two_sessions_says_how_far_apart_they_are(runs: list[S
     assert "steps 1.50 times" in said
 
 
-@pytest.mark.parametrize(
-    ("family", "dataset"),
-    [("cnn", "CNN"), ("synthetic-mlp", "MLP"), ("vision-transformer", "Transformer"), ("unet", "CNN")],
-)
-def test_families_belong_to_the_published_data_sets(family: str, dataset: str) -> None:
-    assert dataset_of(family) == dataset
-
-
-def test_classes_are_cut_at_the_published_edges() -> None:
-    assert [class_of("CNN", "sm_active", percent) for percent in (29.9, 30, 89.9, 90)] == [0, 1, 1, BUSY]
-    assert TABLE["Transformer", "sm_occupancy"].edges == (30.0, 40.0)
-
-
 def judged(run: Solo, got: float, leaning: float) -> Judged:
     values = {**run.values, "sm_active": got}
     intervals = dict.fromkeys(run.values, (0.0, 1.0))
@@ -83,20 +53,6 @@ def test_figures_count_points_of_percent_and_found_busy_jobs(runs: list[Solo]) -
     found = classes(items, "sm_active")
     assert (found.accuracy, found.recall, found.busy) == (1.0, 1.0, 1)
     assert classes([judged(busy, 0.85, 0.86)], "sm_active").recall == 0
-
-
-def test_the_simple_rule_shares_the_gpus_time() -> None:
-    job = JobLoad(0.5, 0.2, 0.2, 0.02)
-    assert simple_speed([job]) == 1
-    assert simple_speed([job] * 4) == 0.5
-
-
-def test_speeds_in_sets_are_judged_by_the_slowest_job() -> None:
-    one = SharedSet("mps", ("a@1/b1/sgd/fp32", "b@1/b1/sgd/fp32"), (0.5, 0.9), ({}, {}))
-    found = set_accuracy.figures([set_accuracy.JudgedSet(one, [0.7, 0.8])])
-    assert found.worst == pytest.approx(0.2)
-    assert found.each == pytest.approx(0.15)
-    assert found.average == pytest.approx(0.05)
 
 
 def test_interference_is_better_than_the_simple_rule_on_models_left_out() -> None:

@@ -22,11 +22,9 @@ def _fill(piece: str, size: int = 2 * KIB64) -> str:
 
 SCRIPTS: Dict[str, str] = {
     "blanks": HEAD + _fill(" "),
-    "blanks before newline": HEAD + _fill(" ") + "\nsrun --gres=gpu:1 x",
     "newlines": HEAD + _fill("\n"),
     "srun words": HEAD + _fill("srun "),
     "srun options": HEAD + "srun -G0 " + _fill("srun -x "),
-    "srun options without a gpu": HEAD + _fill("srun --cpus-per-task -n "),
     "almost gpu options": HEAD + "srun " + _fill("--g "),
     "many long srun lines": HEAD + _fill("srun --gx=1 " + "- " * 150 + "\n"),
     "continuations": HEAD + _fill("srun -n \\\n"),
@@ -34,11 +32,8 @@ SCRIPTS: Dict[str, str] = {
     "directive quotes": "#!/bin/sh\n" + _fill("#GPUMEM mem=1G " + "a\"b\"'c'" * 100 + "\n"),
     "directive backslashes": "#!/bin/sh\n#GPUMEM " + _fill("\\a"),
     "directive keys": "#!/bin/sh\n" + _fill("#GPUMEM mem=1G mem=2G\n"),
-    "directive equals": "#!/bin/sh\n#GPUMEM " + _fill("="),
     "one endless directive": "#!/bin/sh\n#GPUMEM mem=" + _fill("1"),
     "unclosed quotes": "#!/bin/sh\n" + _fill("#GPUMEM mem='12G\n"),
-    "comment lines": HEAD + _fill("#\n"),
-    "backslashes": HEAD + _fill("\\"),
     "semicolons": HEAD + "srun --g" + _fill(";&|"),
     "four megabytes": HEAD + "x" * 4_000_000,
 }
@@ -58,46 +53,22 @@ def test_no_script_takes_more_than_5_ms(play: Player, name: str) -> None:
 
 def _random_job(seed: int) -> Dict[str, Any]:
     draw = random.Random(seed)
-    pieces = [
-        "#GPUMEM ",
-        "mem=",
-        "12G",
-        "srun ",
-        "--gres=gpu:1",
-        "\\\n",
-        "\n",
-        " ",
-        "'",
-        '"',
-        "#",
-        "%s",
-        "\x00",
-        "\xff",
-        "gpumem/1:",
-        "req=",
-        ",",
-        "=",
-        "shards=",
-        "9" * 40,
-        "$(touch x)",
-        ";",
-        "\r\n",
-        "-G",
-        "\t",
-    ]
+    words = ("#GPUMEM ", "mem=", "12G", "srun ", "--gres=gpu:1", "gpumem/1:", "req=", "shards=", "-G")
+    signs = ("\\\n", "\n", "\r\n", "\t", " ", "'", '"', "#", "%s", "\x00", "\xff", ",", "=", ";", "9" * 40)
+    pieces = [*words, *signs, "$(touch x)"]
     text = "".join(draw.choice(pieces) for _ in range(6000))
     job: Dict[str, Any] = {"script": HEAD + text, "comment": text, "tres_per_node": "gres:gpu:1"}
     job["partition"] = text[:3000].replace("\x00", "")
     return job
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_scripts_and_comments_never_raise(play: Player, seed: int) -> None:
-    play(_random_job(seed))
+@pytest.mark.parametrize("seed", range(2))
+def test_random_scripts_and_comments_never_raise(play_each: Player, seed: int) -> None:
+    play_each(_random_job(seed))
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_scripts_and_comments_never_take_long(play: Player, seed: int) -> None:
     assert play(_random_job(seed)).ms < LIMIT_MS * 2 * slowness()
 
@@ -111,11 +82,9 @@ def test_an_ordinary_script_takes_under_a_millisecond(play: Player) -> None:
 
 @pytest.mark.parametrize(
     "evil",
-    ["$(touch x)", "a\nb", "; rm -rf /", "%s%d%n", "\x1b[2J", "x" * 65536, "--gres=gpu:9", "gres:gpu:1,,,"],
+    ["$(touch x)\nb", "%s%d%n", "\x1b[2J", "x" * 65536, "gres:gpu:1,,,"],
 )
-@pytest.mark.parametrize(
-    "field", ["comment", "admin_comment", "name", "work_dir", "partition", "tres_per_node", "tres_per_job"]
-)
+@pytest.mark.parametrize("field", ["comment", "admin_comment", "partition", "tres_per_node"])
 def test_injected_text_reaches_neither_a_format_nor_the_terminal(play: Player, field: str, evil: str) -> None:
     played = play({"script": HEAD, "tres_per_node": "gres:gpu:1", field: evil})
     for line in played.user + played.log:
@@ -131,6 +100,8 @@ def test_a_huge_request_is_left_alone(play: Player) -> None:
 @pytest.mark.parametrize(
     "size", ["9" * 400 + "G", "1e9G", "-1G", "0x10G", "nan", "inf", "1..2G", "12G;x", ""]
 )
-def test_sizes_that_are_none_are_refused(play: Player, size: str) -> None:
-    played = play.untouched({"script": f"#!/bin/sh\n#GPUMEM mem={size}\n", "tres_per_node": "gres:gpu:1"})
+def test_sizes_that_are_none_are_refused(play_each: Player, size: str) -> None:
+    played = play_each.untouched(
+        {"script": f"#!/bin/sh\n#GPUMEM mem={size}\n", "tres_per_node": "gres:gpu:1"}
+    )
     assert "not a size" in played.user[0]

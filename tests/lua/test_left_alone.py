@@ -19,10 +19,8 @@ RECORD = "gpumem/1:est=12045,req=13312,by=structural,shards=13"
     [
         {"script": "#!/bin/bash\npython train.py\n", "tres_per_node": "gres:gpu:1"},
         {"script": "#!/bin/bash\npython x\n#GPUMEM mem=12G\n", "tres_per_node": "gres:gpu:1"},
-        {"script": "#!/bin/bash\n##GPUMEM mem=12G\n#GPUMEMORY mem=3G\n", "tres_per_node": "gres:gpu:1"},
         {"script": "#!/bin/bash\n", "tres_per_node": "gres:shard:3"},
         {"tres_per_node": "gres:gpu:1", "comment": "notgpumem/1:req=1 gpumem/2:req=1,shards=1"},
-        {"tres_per_job": "gres:gpu:4", "comment": "about gpumem/1"},
         {"script": "#!/bin/bash\n", "comment": "gpumem/1:req=13312,shards=0", "tres_per_node": "gres:gpu:1"},
         {"script": "#!/bin/bash\n", "comment": "gpumem/1:req=abc;rm", "tres_per_node": "gres:gpu:1"},
         {},
@@ -50,17 +48,13 @@ def test_other_comments_draw_no_remark(play: Player, line: str) -> None:
     [
         ({"shared": 0}, "--exclusive"),
         ({"tres_per_node": "gres:gpu:2"}, "several GPUs"),
-        ({"tres_per_node": "gres:gpu:a100:1,gres:gpu:v100:1"}, "several GPUs"),
         ({"tres_per_node": "gres:gpu:1", "tres_per_job": "gres:gpu:4"}, "several GPUs"),
         (
             {"tres_per_node": None, "tres_per_task": "gres:gpu:1", "num_tasks": 4, "max_nodes": 1},
             "several GPUs",
         ),
-        ({"tres_per_node": None, "tres_per_socket": "gres:gpu:1"}, "several GPUs"),
-        ({"min_nodes": 2, "max_nodes": 2, "tres_per_node": "gres:gpu:2"}, "several GPUs"),
         ({"min_nodes": 2, "tres_per_node": None, "tres_per_job": "gres:gpu:1"}, "all its nodes"),
         ({"min_nodes": 2, "num_tasks": 4}, "several tasks"),
-        ({"min_nodes": 2, "ntasks_per_node": 2}, "several tasks"),
         ({"num_tasks": 8}, "several nodes"),
         ({"cpus_per_tres": "gres:gpu:4"}, "--cpus-per-gpu"),
         ({"mem_per_tres": "gres:gpu:2048"}, "--mem-per-gpu"),
@@ -68,13 +62,11 @@ def test_other_comments_draw_no_remark(play: Player, line: str) -> None:
         ({"tres_bind": "gres/gpu:per_task:1"}, "--gpus-per-task"),
         ({"het_job_offset": 0}, "heterogeneous"),
         ({"tres_per_node": "gres:mps:50"}, "not understood"),
-        ({"tres_per_node": "gres:gpu:(x)"}, "not understood"),
         ({"tres_per_node": "gres:gpu:h100:1"}, "type h100"),
         ({"partition": "cpu"}, "no shared GPU"),
         ({"partition": "new"}, "not in gpumem_site.lua"),
         ({"script": HEAD + "#GPUMEM exclusive-gpu=yes\n"}, "exclusive-gpu=yes"),
         ({"script": HEAD.replace("12G", "lots")}, "not a size"),
-        ({"script": HEAD.replace("12G", "0")}, "not a size"),
     ],
 )
 def test_a_job_that_cannot_share_is_left_alone_and_told_why(
@@ -90,15 +82,12 @@ def test_a_job_that_cannot_share_is_left_alone_and_told_why(
     "line",
     [
         "srun --gres=gpu:1 python train.py",
-        "srun -n 1 --gpus=1 python train.py",
-        "srun -n1 --exclusive --gpus-per-task 1 x",
         "time /usr/bin/srun -G1 x",
         "srun -n 1 \\\n   --mem=3G \\\n   --gpus-per-node=1 x",
         "true && srun --mem-per-gpu=2G x",
         "out=$(srun --gres gpu:1 hostname)",
         'LAUNCH="srun --gres=gpu:1"',
         "srun a & srun --gres=gpu:1 b",
-        "srun --tres-per-task=gres:gpu:1 x",
     ],
 )
 def test_an_inner_srun_that_names_gpus_leaves_the_job_alone(play: Player, line: str) -> None:
@@ -114,7 +103,6 @@ def test_an_inner_srun_that_names_gpus_leaves_the_job_alone(play: Player, line: 
         "srun --gres=none setup.sh; python train.py --gpus 1",
         "# srun --gres=gpu:1 python train.py",
         "python srunner.py --gpus=1",
-        "srun x; train --gpus 2",
     ],
 )
 def test_a_program_s_own_gpu_option_is_not_srun_s(play: Player, line: str) -> None:
@@ -132,11 +120,8 @@ def test_a_model_line_submitted_with_plain_sbatch_gets_a_hint_only(play: Player)
     assert play.untouched({**job, "comment": RECORD.replace(",shards=13", "")}).user == []
 
 
-@pytest.mark.parametrize("line", ["trace", "trace=yes", "trace trace-or=whole-gpu"])
-def test_a_trace_line_submitted_with_plain_sbatch_gets_a_hint_and_starts_nothing(
-    play: Player, line: str
-) -> None:
-    job = {"script": f"#!/bin/bash\n#GPUMEM {line}\ntrue\n", "tres_per_node": "gres:gpu:1"}
+def test_a_trace_line_submitted_with_plain_sbatch_gets_a_hint_and_starts_nothing(play: Player) -> None:
+    job = {"script": "#!/bin/bash\n#GPUMEM trace=yes\ntrue\n", "tres_per_node": "gres:gpu:1"}
     said = play.untouched(job).user
     assert len(said) == 1
     assert "sbatch traces nothing" in said[0]
@@ -168,10 +153,8 @@ def test_own_shards_above_one_gpu_get_a_hint_only(play: Player) -> None:
         None,
         {**SITE, "schema": 2},
         {**SITE, "mode": "maybe"},
-        {**SITE, "gres": "gpu"},
         {**SITE, "shard_mib": "1024"},
         {**SITE, "partitions": {"gpu": [{"shares": 4}]}},
-        {**SITE, "partitions": {"gpu": 3}},
     ],
 )
 def test_a_site_table_that_cannot_be_used_is_refused_when_loaded(
@@ -228,10 +211,10 @@ def _plugin(folder: Any, table: Any) -> Any:
     return folder
 
 
-def test_a_site_table_can_call_nothing(play: Player, tmp_path: Any) -> None:
+def test_a_site_table_can_call_nothing(play_each: Player, tmp_path: Any) -> None:
     for name in LUA_FILES:
         shutil.copy(LUA_FOLDER / name, tmp_path)
     (tmp_path / "gpumem_site.lua").write_text(f"os.remove('{tmp_path}/gpumem.lua') return {{}}")
-    played = play.untouched({"script": HEAD}, lua_folder=tmp_path, site=None)
+    played = play_each.untouched({"script": HEAD}, lua_folder=tmp_path, site=None)
     assert "global 'os'" in played.log[0]
     assert (tmp_path / "gpumem.lua").exists()

@@ -116,8 +116,8 @@ def _unknown_job(text: str) -> bool:
     return False
 
 
-def test_a_memory_line_gives_the_shards_of_its_batch(play: Player) -> None:
-    played = play({"script": HEAD, **JOB})
+def test_a_memory_line_gives_the_shards_of_its_batch(play_each: Player) -> None:
+    played = play_each({"script": HEAD, **JOB})
     assert played.job["tres_per_node"] == "gres:shard:20"
     assert played.user == ["gpumem: --gres=gpu:1 became --gres=shard:20 (one GPU has 40) for batch 128"]
     assert played.job["comment"] == (
@@ -131,11 +131,9 @@ def test_a_memory_line_gives_the_shards_of_its_batch(play: Player) -> None:
     [
         (HEAD.replace("batch-size=128", "batch-size=32"), {}, 6),
         (HEAD.replace("batch-size=128 ", ""), {}, 20),
-        (HEAD.replace("batch-size=128 ", "") + "#GPUMEM batch-size=64\n", {}, 11),
         (HEAD, {"GPUMEM_BATCH_SIZE": "64"}, 11),
         (HEAD, {"GPUMEM_BATCH_SIZE": ""}, 20),
         (HEAD + "#GPUMEM mem=3G\n", {}, 3),
-        (HEAD + "#GPUMEM optimizer=Adam precision=fp32\n", {}, 20),
     ],
 )
 def test_the_batch_is_the_environment_s_then_the_script_s_then_the_line_s(
@@ -184,10 +182,8 @@ def test_of_several_kinds_of_gpu_the_one_that_needs_most_decides(play: Player) -
     [
         (("memory-line=1/", "memory-line=2/"), "memory-line is damaged: its version is not 1"),
         (("13327", "1e9"), "memory-line is damaged"),
-        (("49586", "9" * 400), "memory-line is damaged"),
         (("both", "$(touch x)"), "memory-line is damaged"),
         (("batch-size=128", "batch-size=0x10"), "#GPUMEM batch-size=0x10 is not a batch size"),
-        (("batch-size=128", "batch-size=99999999"), "is not a batch size"),
         (("batch-size=128", "optimizer=sgd"), "made for optimizer adam, not sgd"),
         (("batch-size=128", "precision=amp_bf16"), "made for precision fp32, not amp-bf16"),
     ],

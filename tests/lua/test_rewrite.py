@@ -16,8 +16,8 @@ def site(**changes: Any) -> Any:
     return {**copy.deepcopy(SITE), **changes}
 
 
-def test_a_gpumem_mem_line_turns_one_gpu_into_shards(play: Player) -> None:
-    played = play({"script": ASKS, "tres_per_node": "gres:gpu:1"})
+def test_a_gpumem_mem_line_turns_one_gpu_into_shards(play_each: Player) -> None:
+    played = play_each({"script": ASKS, "tres_per_node": "gres:gpu:1"})
     assert played.job["tres_per_node"] == "gres:shard:12"
     assert played.job["admin_comment"] == "gpumem/1:was=--gres=gpu:1"
     assert played.job["comment"] == "gpumem/1:req=12288,by=mem,shards=12"
@@ -49,11 +49,6 @@ def test_gpus_and_gpus_per_task_become_shards_per_node(
     assert played.job[field] == ""
     assert played.job["tres_per_node"] == "gres:shard:12"
     assert played.job["admin_comment"] == f"gpumem/1:was={option}"
-
-
-def test_the_same_gpu_named_twice_is_one_gpu(play: Player) -> None:
-    played = play({"script": ASKS, "tres_per_node": "gres:gpu:1", "tres_per_job": "gres:gpu:1"})
-    assert (played.job["tres_per_node"], played.job["tres_per_job"]) == ("gres:shard:12", "")
 
 
 def test_environment_that_would_ask_for_the_gpu_again_is_emptied(play: Player) -> None:

@@ -141,14 +141,6 @@ def test_a_full_disk_fails_no_hook_and_tears_no_record(node: Node, small_disk: P
     _assert_clean(node)
 
 
-def test_a_read_only_spool_fails_no_hook(node: Node, small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    for name in ("prolog", "epilog"):
-        assert node.hook(name, node.env(7)).returncode == 0
-    assert "Read-only file system" in node.log()
-    _assert_clean(node)
-
-
 def test_a_state_folder_that_somebody_else_made_is_not_used(node: Node) -> None:
     stolen = node.root / "stolen"
     stolen.mkdir()
@@ -157,15 +149,6 @@ def test_a_state_folder_that_somebody_else_made_is_not_used(node: Node) -> None:
         file.write(f"run_dir={stolen}\n")
     assert node.hook("prolog", node.env(7)).returncode == 0
     assert not list(stolen.glob("jobs/*"))
-
-
-def test_without_mps_the_job_is_not_fenced_and_its_record_says_so(node: Node) -> None:
-    node = node.with_config(mps_control="/nonexistent/nvidia-cuda-mps-control")
-    node.hook("prolog", node.env(7))
-    node.hook("epilog", node.env(7))
-    record = _records(node)[7]
-    assert record["mode"] == "without_mps"
-    assert "not fenced, no MPS" in record["notes"][0]
 
 
 def test_without_nvml_hooks_pass_and_nothing_is_claimed_to_be_measured(node: Node) -> None:

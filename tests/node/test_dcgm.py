@@ -93,25 +93,12 @@ def test_a_value_that_is_left_out_leaves_the_others_where_they_are() -> None:
     assert parse_dmon([head, unit, "".join(line.split("             ")).strip()]) == {}
 
 
-def test_a_number_without_its_end_is_none() -> None:
-    row = ("GPU 0", UUIDS[0], "0.98400000000", *BUSY[1:])
-    assert "0.984000..." in printed("4.6", row)[2]
-    assert parse_dmon(printed("4.6", row))[UUIDS[0]]["sm_active"] is None
-
-
 def test_without_uuids_gpus_have_their_numbers() -> None:
     assert parse_dmon(printed("4.4", ("GPU 1", "0.5", "N/A", "0.25"), fields=FIELDS), FIELDS) == {
         1: {"sm_active": 0.5, "sm_occupancy": None, "dram_active": 0.25}
     }
     blank = ("GPU 1", "<<<NULL>>>", *BUSY)
     assert [*parse_dmon(printed("4.4", blank))] == [1]
-
-
-def test_documented_output_is_read() -> None:
-    assert parse_dmon(DOCUMENTED.splitlines(), FIELDS) == {
-        0: {"sm_active": 0.984, "sm_occupancy": 0.412, "dram_active": 0.337},
-        1: {"sm_active": None, "sm_occupancy": None, "dram_active": None},
-    }
 
 
 @pytest.mark.parametrize(

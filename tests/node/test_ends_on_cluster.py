@@ -16,7 +16,6 @@ from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 STANDIN = "gpumem-standin --peak 3000 --steps 2000 --seconds 600"
-IGNORING = f"trap '' TERM; {STANDIN}"
 
 
 def _runs(site: Site, job: int) -> bool:
@@ -51,50 +50,25 @@ def test_a_cancelled_job_leaves_its_mps_server_before_it_ends(
     assert any(line == f"{neighbour} RUNNING" for line in site.queue())
 
 
-def test_a_process_that_ignores_the_signal_is_taken_from_its_server_before_it_is_killed(
+def test_a_handler_has_its_time_and_one_that_needs_longer_than_slurm_waits_is_taken_from_its_server(
     make_site: Callable[..., Site],
 ) -> None:
     site = make_site()
-    neighbour, job = site.submit(STANDIN), site.submit(f'sh -c "{IGNORING}"; true')
-    until(lambda: _runs(site, job) and _runs(site, neighbour))
+    neighbour, quick, job = (
+        site.submit(f"{STANDIN}{more}") for more in ("", " --save-s 2; true", " --save-s 600; true")
+    )
+    until(lambda: all(_runs(site, one) for one in (neighbour, quick, job)))
     pid = _client(site, job)
-    site.cluster.run(["scancel", str(job)], check=True)
+    site.cluster.run(["scancel", str(quick), str(job)], check=True)
     until(lambda: _left_server(site, 65534, pid))
-    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
-
-
-def test_a_script_that_saves_at_the_signal_has_its_time_for_it(
-    make_site: Callable[..., Site],
-) -> None:
-    site = make_site()
-    neighbour, job = site.submit(STANDIN), site.submit(f"{STANDIN} --save-s 2; true")
-    until(lambda: _runs(site, job) and _runs(site, neighbour))
-    site.cluster.run(["scancel", str(job)], check=True)
-    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
-    assert "saved" in site.out(job)
-
-
-def test_a_handler_that_needs_longer_than_slurm_waits_is_taken_from_its_server_in_time(
-    make_site: Callable[..., Site],
-) -> None:
-    site = make_site()
-    neighbour, job = site.submit(STANDIN), site.submit(f"{STANDIN} --save-s 600; true")
-    until(lambda: _runs(site, job) and _runs(site, neighbour))
-    pid = _client(site, job)
-    site.cluster.run(["scancel", str(job)], check=True)
-    until(lambda: _left_server(site, 65534, pid))
-    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
+    until(lambda: site.queue() == [f"{neighbour} RUNNING"])
+    assert "saved" in site.out(quick)
     # Its own error, and not Slurm's SIGKILL, ended it.
     assert "the MPS client has been terminated" in site.out(job)
     assert "saved" not in site.out(job)
-    assert any(line == f"{neighbour} RUNNING" for line in site.queue())
 
 
-@pytest.mark.parametrize("comment", ["gpumem/1:est=3000,req=4096", ""], ids=["ours", "plain"])
-def test_a_limit_that_a_process_lifts_itself_is_caught_by_its_memory(
-    make_site: Callable[..., Site],
-    comment: str,
-) -> None:
+def test_a_limit_that_a_process_lifts_itself_is_caught_by_its_memory(make_site: Callable[..., Site]) -> None:
     site = make_site(idle_exit_s=200)
     program = site.root / "out" / "lifts.py"
     layout = site.cluster.layout
@@ -106,7 +80,7 @@ def test_a_limit_that_a_process_lifts_itself_is_caught_by_its_memory(
     )
     neighbour = site.submit(STANDIN)
     until(lambda: _runs(site, neighbour))
-    job = site.submit(f"/usr/bin/python3 {program}", shards=4, comment=comment)
+    job = site.submit(f"/usr/bin/python3 {program}", shards=4, comment="gpumem/1:est=3000,req=4096")
     until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
     until(lambda: site.record(job)["state"] == "FAILED")
     record = site.record(job)

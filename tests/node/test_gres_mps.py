@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
-from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
@@ -17,7 +15,6 @@ from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import REPOSITORY, USER, needs_root
 from tests.support.slurm_jobs import submit
-from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 SHOW = (
@@ -52,22 +49,3 @@ def test_script_and_steps_are_held_to_their_memory_and_not_to_a_part_of_the_sms(
     cluster.run(["scontrol", "release", job], check=True)
     assert wait_for_job(cluster, job)["JobState"] == "COMPLETED"
     assert out.read_text().splitlines() == 4 * [f"unset {uuid}=8192M"]
-
-
-def test_mps_jobs_wait_while_the_second_gpu_of_their_node_is_idle(make_cluster: Any) -> None:
-    """What the doctor warns of (mps-one-gpu); the same shares as shards run at once on two GPUs."""
-    running: Dict[str, int] = {}
-    for gres, share in (("mps", 60), ("shard", 24)):
-        cluster = make_cluster(nodes=default_nodes(1, gpus=2), gres=gres)
-        for _ in range(3):
-            submit(cluster, f"--gres={gres}:{share}", "--mem=1G", command="sleep 600")
-        states = until(partial(_states_once_tried, cluster))
-        running[gres] = states.count("RUNNING")
-    assert running == {"mps": 1, "shard": 2}
-
-
-def _states_once_tried(cluster: Cluster) -> List[str]:
-    """The jobs' states once the scheduler has been at all: they run, or it says what they wait for."""
-    lines = cluster.run(["squeue", "-h", "-o", "%T %r"], check=True).stdout.splitlines()
-    tried = ("RUNNING None", "PENDING Resources", "PENDING Priority")
-    return [line.split()[0] for line in lines] if all(line in tried for line in lines) else []

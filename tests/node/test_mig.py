@@ -14,11 +14,7 @@ from slurm_gpumem.formats.live import GpuSample, Live, LiveGpu, LiveJob
 from slurm_gpumem.node.gpus import NodeGpu, gpus_of, pick, standin_uuid
 from slurm_gpumem.node.gres_order import listed_order
 from slurm_gpumem.node.hook import job_from
-from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.nvml import MigDevice, Nvml
-from slurm_gpumem.node.sampler import prometheus
-from slurm_gpumem.node.sampler.own_live import own_job
-from slurm_gpumem.node.sampler.prometheus import Tally
+from slurm_gpumem.node.nvml import Nvml
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, SourceError
 from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 from slurm_gpumem.node.status import NodeStatus, render
@@ -172,11 +168,6 @@ def test_a_driver_without_mig_functions_has_whole_gpus(card: DividedCard) -> Non
         NvmlSource(nvml, []).sample(FIRST)
 
 
-def test_a_divided_gpu_without_instances_gives_nothing_to_run_on(card: DividedCard) -> None:
-    card.instances.clear()
-    assert [gpu.uuid for gpu in gpus_of(Nvml(card.library()))] == [WHOLE]
-
-
 def test_each_instance_has_its_own_processes_and_memory_and_the_drivers_whole_gpu_values_are_not_asked(
     card: DividedCard,
 ) -> None:
@@ -215,16 +206,6 @@ def test_a_removed_instance_is_gone_and_the_others_are_still_measured(card: Divi
     assert source.processes(SECOND) == (GpuProcess(12, 9000.0, None),)
 
 
-def test_an_instance_that_comes_back_with_its_uuid_has_its_new_memory(card: DividedCard) -> None:
-    source = NvmlSource(Nvml(card.library()), [])
-    assert source.sample(FIRST).memory_total_mib == 16384.0
-    before = card.instances.pop(FIRST)
-    with pytest.raises(SourceError):
-        source.sample(FIRST)
-    card.instances[FIRST] = (*before[:2], "3g.71gb", 71424)
-    assert source.sample(FIRST).memory_total_mib == 71424.0
-
-
 def test_an_error_of_one_instance_is_not_its_neighbours_and_one_of_the_gpu_is_everybodys(
     card: DividedCard,
 ) -> None:
@@ -235,12 +216,6 @@ def test_an_error_of_one_instance_is_not_its_neighbours_and_one_of_the_gpu_is_ev
     assert nvml.xids() == [(SECOND, 31)]
     card.xids = [(79, NOBODY, NOBODY)]
     assert nvml.xids() == [(FIRST, 79), (SECOND, 79)]
-
-
-def test_an_unknown_instance_is_looked_for_on_all_gpus(card: DividedCard) -> None:
-    nvml = Nvml(card.library())
-    assert nvml.instance(SECOND) == MigDevice(SECOND, DIVIDED, 5, 0)
-    assert nvml.instance("MIG-ffff") is None
 
 
 GPUS = (
@@ -254,16 +229,13 @@ GPUS = (
     ("env", "wanted"),
     [
         ({"SLURM_JOB_GPUS": "2"}, [SECOND]),
-        ({"SLURM_JOB_GPUS": "0"}, [WHOLE]),
         ({"SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0"}, [WHOLE]),
         # What Slurm found by itself is named by its UUID, whatever its number.
-        ({"SLURM_JOB_GPUS": "7", "CUDA_VISIBLE_DEVICES": FIRST}, [FIRST]),
         ({"SLURM_JOB_GPUS": "7", "CUDA_VISIBLE_DEVICES": f"MIG-{DIVIDED}/5/0"}, [SECOND]),
         ({"SLURM_JOB_GPUS": "1,2", "CUDA_VISIBLE_DEVICES": f"{FIRST},{SECOND}"}, [FIRST, SECOND]),
         # An instance that is not here: the number is left.
         ({"SLURM_JOB_GPUS": "1", "CUDA_VISIBLE_DEVICES": "MIG-ffff"}, [FIRST]),
         ({"SLURM_JOB_GPUS": "9", "CUDA_VISIBLE_DEVICES": "MIG-ffff"}, []),
-        ({"SLURM_JOB_GPUS": "1", "CUDA_VISIBLE_DEVICES": "MIG-0001;rm -rf"}, [FIRST]),
     ],
 )
 def test_a_job_gets_its_instances_by_uuid_or_by_slurms_count(env: Dict[str, str], wanted: List[str]) -> None:
@@ -279,7 +251,6 @@ CAP = "/dev/nvidia-caps/nvidia-cap"
     [
         ("gpu:h200:1,gpu:1g.18gb:1,gpu:2g.35gb:1", [WHOLE, FIRST, SECOND]),
         ("gpu:2g.35gb:1,gpu:h200:1,gpu:1g.18gb:1,shard:h200:139", [SECOND, WHOLE, FIRST]),
-        ("gpu:3", [SECOND, WHOLE, FIRST]),
     ],
 )
 def test_places_are_counted_as_slurm_orders_types_and_lines(
@@ -304,7 +275,6 @@ def test_places_are_counted_as_slurm_orders_types_and_lines(
         "AutoDetect=nvml\n",
         # An instance that the node does not have (any more).
         f"Name=gpu Type=1g.18gb MultipleFiles=/dev/nvidia1,{CAP}66,{CAP}67\n",
-        "Name=gpu File=/dev/nvidia[0-\n",
         "Include gres.conf\n",
     ],
 )
@@ -328,12 +298,6 @@ def test_no_mps_daemon_is_started_for_a_job_with_an_instance_of_its_own(node: No
     shared = job_from(node.config, job_env("gpumem/1:est=7000,req=8192,shards=8"), GPUS[1:2])
     assert shared is not None
     assert shared.mode == MPS
-
-
-def test_a_whole_gpu_beside_instances_is_served_by_mps_as_everywhere(node: Node) -> None:
-    job = job_from(node.config, job_env("gpumem/1:est=7000,req=8192"), GPUS[:1])
-    assert job is not None
-    assert job.mode == MPS
 
 
 def test_the_memory_of_its_instance_is_a_jobs_limit_and_its_record_names_the_instance(desk: Desk) -> None:
@@ -388,15 +352,3 @@ def test_the_nodes_status_names_the_instance_and_speaks_of_no_shards() -> None:
     assert "SHARDS" not in text
     assert "claimed" not in text
     assert text.index("gpu0 ") < text.index("gpu1:1g.18gb")
-
-
-def test_metrics_label_the_instance() -> None:
-    text = prometheus.render(LIVE, Tally(), running=True)
-    info = [line for line in text.splitlines() if line.startswith("gpumem_gpu_info")]
-    assert 'name="NVIDIA H200 MIG 1g.18gb",mig_profile="1g.18gb",mig_instance="3/0"' in info[1]
-    assert "mig" not in info[0]
-
-
-def test_the_owner_of_a_job_sees_its_profile() -> None:
-    job = NodeJob(7, 1000, "ada", (FIRST,), MIG, 0.0)
-    assert own_job(7, job, LIVE).profile == "1g.18gb"

@@ -7,7 +7,7 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Callable, Optional
 
 import pytest
 
@@ -15,7 +15,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
 from tests.node.conftest import kill, left_of_daemons, needs_root
 from tests.node.real_site import USERS, Site
-from tests.support.slurm_jobs import hold_until, submit, verified_peaks
+from tests.support.slurm_jobs import hold_until, verified_peaks
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
@@ -45,19 +45,6 @@ def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callab
     until(lambda: not site.samplers())
 
 
-def test_a_job_on_the_fourth_gpu_is_pointed_at_the_fourth_gpu(make_site: Callable[..., Site]) -> None:
-    site = make_site()
-    blockers = [site.submit("sleep 600", shards=40, comment="") for _ in range(3)]
-    until(lambda: sum("RUNNING" in line for line in site.queue()) == 3)
-    job = site.submit("env | grep ^CUDA; gpumem-standin --peak 3000 --seconds 1")
-    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
-    site.cluster.run(["scancel", *map(str, blockers)], check=True)
-    uuid = standin_uuid("n1", 3)
-    assert f"CUDA_VISIBLE_DEVICES={uuid}" in site.out(job)
-    assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={uuid}=8192M" in site.out(job)
-    assert site.record(job)["gpus"] == [uuid]
-
-
 def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable[..., Site]) -> None:
     site = make_site(on_overrun="cancel", idle_exit_s=200)
     beside = site.submit("gpumem-standin --peak 500 --steps 2000 --seconds 600")
@@ -76,14 +63,6 @@ def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable
     site.assert_clean()
     # An Epilog is told "0:0" of a cancelled job by some Slurms; the sampler asks Slurm how it ended.
     until(lambda: site.record(job)["state"] == "CANCELLED")
-
-
-def test_the_record_says_how_slurm_saw_the_end(make_site: Callable[..., Site]) -> None:
-    site = make_site(idle_exit_s=200)
-    good, bad = site.submit("true"), site.submit("exit 3")
-    until(lambda: not site.queue())
-    until(lambda: site.record(good)["state"] == "COMPLETED" and site.record(bad)["state"] == "FAILED")
-    assert (site.record(good)["exit_code"], site.record(bad)["exit_code"]) == (0, 3)
 
 
 def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable[..., Site]) -> None:
@@ -140,41 +119,3 @@ def test_a_job_that_cannot_be_fenced_starts_and_its_record_says_so(
     assert record["mode"] == "without_mps"
     assert record["notes"] == [f"not fenced, no MPS: {missing} is not there"]
     until(lambda: site.node_state() == "idle")
-
-
-def test_the_cpus_of_a_job_are_those_of_all_its_steps_and_not_less_for_being_suspended(
-    make_site: Callable[..., Site],
-) -> None:
-    site = make_site(activity_every_s=0.5)
-    spin = "timeout 6 sh -c 'while :; do :; done'"
-    work = f"srun -n1 -c1 --overlap {spin}; {spin}; sleep 2"
-    options = ("--gres=shard:8", "--cpus-per-task=8", "--array=0-1", "--comment=gpumem/1:est=7000,req=8192")
-    array = submit(site.cluster, *options, command=work, output="/dev/null", user=USERS[0])
-    until(lambda: sum("RUNNING" in line for line in site.queue()) == 2)
-    tasks = site.cluster.run(["squeue", "-h", "-o", "%A", "-j", array], check=True).stdout.split()
-    # The array's own number, which one of its tasks has, stands for all of them.
-    going, paused = sorted(map(int, tasks), key=lambda task: task != int(array))
-    until(lambda: (site.live(paused).get("cpus_high") or 0) > 0.1)
-    site.cluster.run(["scontrol", "suspend", str(paused)], check=True)
-    until(lambda: not any(line.startswith(f"{going} ") for line in _tasks(site)))
-    before = site.record(going)
-    site.cluster.run(["scontrol", "resume", str(paused)], check=True)
-    until(lambda: not site.queue())
-    after = site.record(paused)
-    for record in (before, after):
-        assert record["cpus"] == 8
-        assert 0.1 < record["cpus_high"] < 3, record
-        assert record["cpus_mean"] <= record["cpus_high"] + 0.05
-    assert after["cpus_mean"] < after["cpus_high"]
-
-
-def _tasks(site: Site) -> List[str]:
-    return site.cluster.run(["squeue", "-h", "-o", "%A %T"], check=True).stdout.splitlines()
-
-
-def test_a_job_of_seconds_leaves_its_cpus_unsaid(make_site: Callable[..., Site]) -> None:
-    site = make_site()
-    job = site.submit("true")
-    until(lambda: not site.queue())
-    record = site.record(job)
-    assert (record["cpus_mean"], record["cpus_high"]) == (None, None)

@@ -12,12 +12,12 @@ from typing import Callable
 
 import pytest
 
-from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, record_name, write_job_record
+from slurm_gpumem.formats.job_record import JobRecord, record_name, write_job_record
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.record_store import RecordStore
 from tests.node.conftest import Node, needs_root, samplers_of
-from tests.node.desk import GPUS, Desk
+from tests.node.desk import Desk
 from tests.support.waiting import until
 
 OPEN = JobRecord(7, 0, os.getuid(), "n1", start=1_700_000_000.0, user="u", mode="mps")
@@ -82,15 +82,6 @@ def test_a_later_job_of_the_same_number_gets_a_record_of_its_own(store: RecordSt
     store.close(closed(later, "0:0"), 1.0)
     store.flush(1.0)
     assert in_spool(store).start == later.start
-
-
-def test_an_event_after_the_end_reaches_a_record_that_is_still_on_its_way(store: RecordStore) -> None:
-    store.write_open(OPEN, 1.0)
-    store.close(closed(), 1.0)
-    store.amend_event(7, 0, FaultEvent("xid", GPUS[0].uuid, 5.0, (), 31), 1.0)
-    record = in_spool(store)
-    assert record.end is not None
-    assert record.hints == ("own-fault",)
 
 
 def test_while_the_spool_is_gone_closed_records_wait_and_none_is_lost(store: RecordStore) -> None:
@@ -183,26 +174,6 @@ def test_a_record_whose_job_is_gone_is_closed_with_what_is_known(desk_with_answe
     assert record().end == pytest.approx(written, abs=0.01)
     assert (record().exit_code, record().known_state) == (None, "UNKNOWN")
     assert "its end was not seen" in record().notes[0]
-
-
-@pytest.mark.parametrize(
-    ("line", "state"),
-    [
-        ("7 {uid} NODE_FAIL 0 0 1 gres:shard:1\n", "NODE_FAIL"),
-        ("7 {uid} RUNNING 1 0 1 gres:shard:1\n", "REQUEUED"),
-        ("7 {uid} PENDING 1 0 1 gres:shard:1\n", "REQUEUED"),
-        ("7 {uid} COMPLETED 1 0 1 gres:shard:1\n", "REQUEUED"),
-    ],
-    ids=["over", "runs again", "waits again", "ran again"],
-)
-def test_it_gets_slurms_word_on_its_own_run_only(desk_with_answer: Desk, line: str, state: str) -> None:
-    desk = desk_with_answer
-    answer(desk, line.format(uid=os.getuid()))
-    leave_open(desk)
-    until(
-        lambda: not desk.sampler.tick() and next(records.read_records(desk.config.spool, 7)).end is not None
-    )
-    assert next(records.read_records(desk.config.spool, 7)).state == state
 
 
 def test_a_record_whose_job_runs_stays_open(desk_with_answer: Desk) -> None:

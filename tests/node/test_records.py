@@ -257,23 +257,6 @@ def test_an_overrun_that_lasts_is_acted_on_once() -> None:
     assert "8192" in message
 
 
-def test_a_claim_alone_never_cancels_a_job() -> None:
-    assert [
-        action for action, _ in checks(NodeConfig(on_overrun="cancel", grace_s=1.0), [0, 5], verified=False)
-    ] == ["log"]
-
-
-def test_a_job_within_its_shards_is_left_alone() -> None:
-    assert checks(NodeConfig(grace_s=0.0), [0, 5], mib=8192.0) == []
-    assert checks(NodeConfig(grace_s=0.0), [0, 5], mib=None) == []
-    assert checks(NodeConfig(grace_s=0.0), [0, 5], limit_mib=None) == []
-
-
-def test_a_process_outside_mps_is_noted_and_ends_nothing() -> None:
-    config = NodeConfig(on_overrun="cancel", grace_s=1.0)
-    assert [action for action, _ in checks(config, [0, 2], mib=1.0, outside=2)] == ["log"]
-
-
 @pytest.mark.parametrize(
     ("status", "end", "verdict"),
     [

@@ -163,8 +163,7 @@ def test_a_run_that_nobody_served_in_time_lasts_from_its_prologs_request_to_its_
 
 
 @needs_root
-@pytest.mark.parametrize("when", ["from its start on", "later"])
-@pytest.mark.parametrize("how", ["gone", "read-only"])
+@pytest.mark.parametrize(("how", "when"), [("gone", "from its start on"), ("read-only", "later")])
 def test_a_run_that_the_run_folder_lost_is_closed_from_its_open_record(
     quiet: Node, how: str, when: str
 ) -> None:

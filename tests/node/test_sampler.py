@@ -12,7 +12,7 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.formats.live import GpuSample, Live, read_live
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.hooks.service import sampler_environment
@@ -161,21 +161,6 @@ def test_an_xid_marks_the_jobs_that_lost_their_processes(desk: Desk) -> None:
     assert [event["xid"] for event in live["2"]["events"]] == [31]  # type: ignore[attr-defined]
 
 
-def test_an_xid_after_the_epilog_still_reaches_the_record(desk: Desk) -> None:
-    desk.job(1, mode="mps")
-    desk.hold({desk.process(1): 10.0}, mps=True)
-    desk.sampler.tick()
-    job = jobs.get(desk.folder, 1)
-    assert job is not None
-    record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status="1:0")
-    write_job_record(desk.config.spool, record)
-    jobs.drop(desk.folder, 1)
-    desk.source.pending = [(GPUS[0].uuid, 31)]
-    desk.sampler.tick()
-    (amended,) = records.read_records(desk.config.spool, 1)
-    assert amended.hints == ("own-fault",)
-
-
 def test_the_drivers_accounting_fills_in_what_fell_between_two_looks(desk: Desk) -> None:
     desk.job(1)
     pid = desk.process(1)
@@ -218,10 +203,7 @@ def test_activity_is_read_when_it_is_due_or_the_jobs_change(desk: Desk) -> None:
         ("0:0", "CANCELLED 0", "CANCELLED"),
         ("1:0", "FAILED 0", "FAILED"),
         ("1:0", "PENDING 1", "FAILED"),
-        ("1:0", "COMPLETED 1", "FAILED"),
         ("0:0", "COMPLETING 1", "REQUEUED"),
-        ("0:0", "COMPLETED 2", "REQUEUED"),
-        ("0:15", "RUNNING 1", "REQUEUED"),
         ("143:0", "FAILED 1", "REQUEUED"),
     ],
 )
@@ -235,18 +217,6 @@ def test_a_run_that_ended_gets_slurms_word_on_how(make_desk, status: str, answer
     record = _record(desk, 1)
     assert (record.state, record.measured.array_job, record.measured.array_task) == (state, 9, 3)
     assert load_tally(desk.folder.counters).ended == {state.lower(): 1}
-
-
-def test_a_run_whose_job_is_back_before_the_next_look_gets_its_end_too(make_desk) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 1 0 1 gres:shard:4")
-    desk.job(1)
-    desk.sampler.tick()
-    desk.close_record(1, "0:0")
-    desk.job(1, restarts=1)
-    until(lambda: desk.sampler.tick() and _record(desk, 1).state)
-    assert _record(desk, 1).state == "REQUEUED"
-    assert desk.live()["1"]["restarts"] == 1
-    assert load_tally(desk.folder.counters).ended == {"requeued": 1}
 
 
 def test_a_run_that_is_being_requeued_is_left_to_its_epilog(

@@ -85,26 +85,8 @@ def test_jobs_of_two_users_are_pointed_at_roots_one_daemon_with_their_own_limits
         assert given["CUDA_MPS_PIPE_DIRECTORY"] == pipe
         assert given["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"].endswith("=12288M")
         assert jobs.get(shared.folder, job).mode == "mps-shared"  # type: ignore[union-attr]
-
-
-def test_node_status_names_the_server_that_all_users_share(shared: Node) -> None:
-    for job, uid in ((7, USER), (8, OTHER_USER)):
-        shared.hook("prolog", shared.env(job, uid=uid))
-
-    def lines() -> str:
-        return "\n".join(render(read_status(shared.folder, shared.config)))
-
-    until(lambda: "MPS: shared by all users (1 processes)" in lines())
-
-
-def test_the_last_job_of_all_users_stops_it(shared: Node) -> None:
-    for job, uid in ((7, USER), (8, OTHER_USER)):
-        shared.hook("prolog", shared.env(job, uid=uid))
-    shared.hook("epilog", shared.env(7))
-    assert len(shared.mps.daemons()) == 1
-    shared.hook("epilog", shared.env(8, uid=OTHER_USER))
-    assert shared.mps.daemons() == []
-    assert left_of_daemons(shared.folder) == []
+    words = "MPS: shared by all users (1 processes)"
+    until(lambda: words in "\n".join(render(read_status(shared.folder, shared.config))))
 
 
 def test_only_users_with_a_job_there_come_to_the_daemon_and_only_while_they_have_one(shared: Node) -> None:
@@ -113,16 +95,17 @@ def test_only_users_with_a_job_there_come_to_the_daemon_and_only_while_they_have
     assert [can_connect(shared, uid) for uid in (USER, OTHER_USER, THIRD_USER)] == [True, True, False]
     shared.hook("epilog", shared.env(8, uid=OTHER_USER))
     assert [can_connect(shared, uid) for uid in (USER, OTHER_USER)] == [True, False]
+    shared.hook("epilog", shared.env(7))
+    assert shared.mps.daemons() == []
+    assert left_of_daemons(shared.folder) == []
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["quit -f", "set_default_device_pinned_mem_limit 0 1M", "terminate_client 1 2", "shutdown_server 1 -f"],
-)
-def test_a_user_of_the_shared_daemon_does_not_command_it(shared: Node, command: str) -> None:
+def test_a_user_of_the_shared_daemon_does_not_command_it(shared: Node) -> None:
     shared.hook("prolog", shared.env(7))
     before = shared.mps.daemons()
-    assert "Insufficient privileges" in control(shared, USER, command)
+    orders = ("set_default_device_pinned_mem_limit 0 1M", "terminate_client 1 2", "shutdown_server 1 -f")
+    for command in (*orders, "quit -f"):
+        assert "Insufficient privileges" in control(shared, USER, command)
     assert shared.mps.daemons() == before
     assert shared.mps.ask(shared.gpus[0].uuid, SHARED_UID, "get_default_device_pinned_mem_limit 0") == "8192M"
 

@@ -69,9 +69,7 @@ def _seconds(command: list[str], env: dict[str, str]) -> float:
     return min(times)
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("prolog", 0), ("epilog", 0), ("task_prolog", 3), ("task_epilog", 0)]
-)
+@pytest.mark.parametrize(("name", "code"), [("prolog", 0), ("task_prolog", 3)])
 def test_the_sites_own_hook_follows_with_the_environment_it_would_have_had(
     node: Node, name: str, code: int
 ) -> None:
@@ -86,8 +84,7 @@ def test_the_sites_own_hook_follows_with_the_environment_it_would_have_had(
 
 
 @needs_root
-@pytest.mark.parametrize("name", ["prolog", "epilog"])
-@pytest.mark.parametrize("python", ["/nonexistent/python", "/bin/false"])
+@pytest.mark.parametrize(("name", "python"), [("prolog", "/nonexistent/python"), ("epilog", "/bin/false")])
 def test_without_a_working_python_the_exit_code_is_still_0(node: Node, name: str, python: str) -> None:
     with open(node.hooks / "hooks.conf", "a") as file:
         file.write(f"python={python}\n")
@@ -126,16 +123,7 @@ def test_the_users_environment_does_not_reach_roots_python(node: Node) -> None:
 @needs_root
 @pytest.mark.parametrize(
     "nasty",
-    [
-        "$(touch {0})",
-        "`touch {0}`",
-        "; touch {0}",
-        "\n touch {0}",
-        "%s%n",
-        "'\"; touch {0} #",
-        "x" * 30000,
-        "\x1b[31m",
-    ],
+    ["$(touch {0})", "\n touch {0}", "'\"; touch {0} #", "%s%n" + "x" * 30000],
 )
 def test_no_text_of_a_job_is_ever_run(node: Node, nasty: str) -> None:
     target = node.root / "touched"
@@ -151,7 +139,7 @@ def test_no_text_of_a_job_is_ever_run(node: Node, nasty: str) -> None:
 @needs_root
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("SLURM_JOB_ID", "7;x"), ("SLURM_JOB_ID", ""), ("SLURM_JOB_UID", "0x0"), ("SLURM_JOB_GPUS", "0;1")],
+    [("SLURM_JOB_ID", "7;x"), ("SLURM_JOB_UID", "0x0"), ("SLURM_JOB_GPUS", "0;1")],
 )
 def test_an_id_that_is_none_is_left_alone(node: Node, key: str, value: str) -> None:
     assert node.hook("prolog", {**node.env(7), key: value}).returncode == 0
@@ -163,7 +151,7 @@ def test_an_id_that_is_none_is_left_alone(node: Node, key: str, value: str) -> N
 def test_a_task_is_pointed_at_mps_with_a_limit_from_its_shards(node: Node) -> None:
     node.hook("prolog", node.env(7, gpu="3"))
     uuid = node.gpus[3].uuid
-    assert _exports(node, gpu="3", SLURM_SHARDS_ON_NODE="12") == {
+    assert _exports(node, gpu="3", SLURM_SHARDS_ON_NODE="12", SLURM_RESTART_COUNT="2") == {
         "CUDA_MPS_PIPE_DIRECTORY": str(node.folder.pipe(uuid, USER)),
         "CUDA_VISIBLE_DEVICES": uuid,
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{uuid}=12288M",
@@ -175,12 +163,6 @@ def test_tasks_of_one_step_share_the_limit(node: Node) -> None:
     node.with_config(headroom_mib=256).hook("prolog", node.env(7))
     exports = _exports(node, SLURM_SHARDS_ON_NODE="12", SLURM_GTIDS="0,1,2,3", SLURM_STEP_GPUS="0")
     assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{node.gpus[0].uuid}={(12 * 1024 + 256) // 4}M"
-
-
-@needs_root
-def test_a_whole_gpu_gets_neither_mps_nor_a_limit(node: Node) -> None:
-    node.hook("prolog", node.env(7))
-    assert _exports(node) == {}
 
 
 @needs_root
@@ -208,17 +190,11 @@ def test_a_task_finds_its_gpu_where_slurm_writes_uuids(node: Node) -> None:
 
 
 @needs_root
-def test_gres_mps_takes_the_limit_from_the_record(node: Node) -> None:
+def test_gres_mps_takes_the_limit_from_the_record_and_no_part_of_the_sms(node: Node) -> None:
     node.hook("prolog", node.env(7))
     exports = _exports(node, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30")
     assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{node.gpus[0].uuid}=8192M"
-
-
-@needs_root
-def test_gres_mps_takes_no_part_of_the_sms_away(node: Node) -> None:
-    node.hook("prolog", node.env(7))
-    given = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}
-    assert _exports(node, **given)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "unset"
+    assert exports["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "unset"
 
 
 @needs_root
@@ -233,9 +209,7 @@ def test_a_percentage_of_the_users_own_stays(node: Node) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize(
-    ("mps", "active", "low"), [("shared", "72", True), ("shared", "59", False), ("per-user", "72", False)]
-)
+@pytest.mark.parametrize(("mps", "active", "low"), [("shared", "72", True), ("shared", "59", False)])
 def test_at_one_server_for_all_a_busy_job_runs_below_light_ones(
     node: Node, mps: str, active: str, low: bool
 ) -> None:
@@ -244,12 +218,6 @@ def test_at_one_server_for_all_a_busy_job_runs_below_light_ones(
     said = _exports(node, SLURM_SHARDS_ON_NODE="8")
     assert "CUDA_MPS_PIPE_DIRECTORY" in said
     assert said.get("CUDA_MPS_CLIENT_PRIORITY") == ("1" if low else None)
-
-
-@needs_root
-def test_a_script_is_told_its_attempt(node: Node) -> None:
-    node.hook("prolog", node.env(7))
-    assert _exports(node, SLURM_RESTART_COUNT="2") == {}
 
 
 @needs_root
@@ -376,32 +344,10 @@ def test_a_request_whose_hook_was_killed_is_not_served(node: Node) -> None:
 
 
 @needs_root
-def test_a_job_whose_prolog_gave_up_is_noted_as_without_mps_by_the_next_look_of_a_sampler(node: Node) -> None:
-    node = node.with_config(idle_exit_s=60.0)
-    node.hook("prolog", node.env(1, gpu="1"))
-    until((node.folder.inbox / "sampler").exists)
-    sampler = int((node.folder.inbox / "sampler").read_text())
-    with open(node.hooks / "hooks.conf", "a") as file:
-        file.write("python=/bin/false\n")
-    os.kill(sampler, signal.SIGSTOP)
-    try:
-        assert node.hook("prolog", node.env(7)).returncode == 0
-        assert _exports(node) == {}, "where to save does not depend on it"
-    finally:
-        os.kill(sampler, signal.SIGCONT)
-    job = until(lambda: jobs.get(node.folder, 7))
-    assert job.mode == "without_mps"
-    assert job.notes == ("not fenced: its prolog gave up before it was served",)
-    until(lambda: not list(node.folder.inbox.glob("prolog.7.*")))
-
-
-@needs_root
 @pytest.mark.parametrize(
     ("record", "lead"),
     [
-        ("est=7000,req=8192", None),
         ("est=7000,slots=3,slot=7200,oom=requeue", 300),
-        ("slot=600", 60),
         ("slot=7200,save=200", 400),
         ("slot=600,save=400 gpumem-end/1:run=0,saw=slot,save=9", 300),
         ("slot=08", None),

@@ -12,16 +12,12 @@ from typing import Iterator
 
 import pytest
 
-from slurm_gpumem.recovery.decision_log import FOLDER_NAME
-from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
+from tests.recovery.conftest import OOM, RECORD, Site, needs_root
 from tests.support.waiting import until
-from tests.support.whole_site import GPUMEM
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
 NOBODY = "nobody"
-FULL = 40
-"""Shards of a whole GPU; the site has eight of them."""
 ONCE = f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}'
 LOCKER = """
 import fcntl, os, sys, time
@@ -73,14 +69,6 @@ def test_a_user_who_locks_every_file_they_can_open_does_not_stop_recovery(
         assert module_site.ended(job, "COMPLETED")["RestartCnt"] == "1"
 
 
-def test_what_recovery_writes_down_is_for_nobody_else(module_site: Site) -> None:
-    module_site.ended(module_site.submit(ONCE), "COMPLETED")
-    state = module_site.cluster.layout.controller
-    ours = [*state.glob("gpumem-recovery*"), *(state / FOLDER_NAME).iterdir()]
-    assert {path.name for path in ours} >= {FOLDER_NAME, "gpumem-recovery.lock"}
-    assert [path for path in ours if path.stat().st_mode & 0o077] == []
-
-
 def test_an_edited_comment_and_request_bring_no_job_back_more_often_than_the_ladder_has_steps(
     module_site: Site,
 ) -> None:
@@ -106,30 +94,3 @@ def test_an_edited_comment_and_request_bring_no_job_back_more_often_than_the_lad
         assert "the ladder's last step" in site.log().splitlines()[-1]
     finally:
         site.configure()
-
-
-def test_a_job_that_was_refused_while_recovery_was_off_stays_failed_when_it_is_on(module_site: Site) -> None:
-    site = module_site
-    site.configure(enabled=False)
-    try:
-        refused = site.submit(f"echo begins; {OOM}")
-        site.ended(refused, "FAILED")
-        until(lambda: f" job {refused}: not requeued: the site does not requeue" in site.log())
-    finally:
-        site.configure()
-    # The hook of this one looks for what was left half done.
-    later = site.submit(ONCE)
-    site.ended(later, "COMPLETED")
-    done = site.cluster.run(
-        [GPUMEM, "recover"],
-        env={"GPUMEM_SITE_CONFIG": str(site.root / "gpumem.toml")},
-    )
-    assert (done.returncode, done.stdout) == (0, "nothing was left half done\n"), done.stderr
-    assert (site.show(refused)["State"], site.runs(refused)) == ("FAILED", 1)
-
-
-def test_an_error_that_a_job_printed_before_it_ended_well_is_not_counted(module_site: Site) -> None:
-    job = module_site.submit(f"echo begins; echo '{OOM_LINE}' >&2; exit 0")
-    module_site.ended(job, "COMPLETED")
-    record = module_site.record(job, 0)
-    assert (record["exit_code"], record["verdict"]) == (0, None)

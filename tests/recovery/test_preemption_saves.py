@@ -11,13 +11,14 @@ from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.state.queue import REQUEUED_IN_GRACE_TIME
 from tests.recovery.conftest import Site, hurried, make_site, needs_root
-from tests.recovery.test_preemption import USER_SIGNAL
 from tests.recovery.test_slots import RECORD, program, steps, submit
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
 STEPS = 80
+USER_SIGNAL = "SlurmctldParameters=preempt_send_user_signal"
+"""From 23.02 on: PreemptParameters=send_user_signal."""
 
 
 class Case(NamedTuple):
@@ -30,9 +31,7 @@ class Case(NamedTuple):
 
 CASES = {
     "batch": Case(0),
-    "step": Case(0, "srun"),
     "batch, grace time": Case(8),
-    "step, grace time": Case(8, "srun"),
     "step, grace time, a signal of its own": Case(8, "srun", ("--signal=USR1@30",)),
 }
 

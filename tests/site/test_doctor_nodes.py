@@ -1,4 +1,7 @@
-"""`gpumem doctor --here` and the proof that EpilogSlurmctld runs, on real daemons."""
+"""The doctor on a whole site with real daemons: broken in several ways, host by host, and as a user.
+
+test_doctor.py has every finding, test_probe.py everything that is found on a host.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM, WholeSite, close_whole_site, make_whole_site
 
 pytestmark = [pytest.mark.slurm, needs_root]
+USER = 65534
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,30 @@ def site(whole: WholeSite) -> Iterator[WholeSite]:
 
 def said(answer: Dict[str, Any], check: str) -> List[str]:
     return [finding["what"] for finding in answer["findings"] if finding["check"] == check]
+
+
+def test_a_broken_site_is_found(site: WholeSite) -> None:
+    answer = site.doctor()
+    assert (answer["findings"], answer["status"]) == ([], "ok")
+    (site.hooks / "epilog.sh").chmod(0o777)
+    os.chown(site.conf / "gpumem.lua", USER, USER)
+    (site.conf / "job_submit.lua").unlink()
+    site.reconfigure(f"Prolog={site.hooks}/prolog.sh", "Prolog=/nowhere/prolog.sh")
+    drain = ["scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=Prolog error"]
+    site.cluster.run(drain, check=True)
+    answer = site.doctor()
+    found = {(finding["severity"], finding["check"], finding["what"]) for finding in answer["findings"]}
+    for severity, check, words in (
+        ("critical", "hook-missing", "Prolog=/nowhere/prolog.sh does not exist"),
+        ("critical", "not-only-root", f"everybody can change {site.hooks}/epilog.sh (mode 0777)"),
+        ("critical", "not-only-root", "gpumem.lua belongs to user"),
+        ("critical", "lua-missing", "job_submit.lua is not there"),
+        ("warning", "nodes-down", "n1: Prolog error"),
+    ):
+        assert any(one[:2] == (severity, check) and words in one[2] for one in found), (words, found)
+    assert (answer["status"], answer["exit_code"]) == ("critical", 2)
+    site.toml.write_text("[sharing\n")
+    assert any("is not valid TOML" in what for what in said(site.doctor(), "site-file"))
 
 
 def node_with_other_files(site: WholeSite, name: str) -> List[str]:
@@ -68,15 +96,6 @@ def test_each_node_speaks_of_itself_and_those_that_are_alike_say_the_same(site: 
     assert said(answer, "versions-differ")[0].startswith("the hooks run slurm_gpumem 0.0.9")
     assert "slurm_gpumem 0.0.9, files " in answer["summary"]
     assert (broken.returncode, answer["exit_code"]) == (2, 2)
-
-
-def test_the_hook_leaves_its_sign_for_every_job_and_nothing_else(site: WholeSite) -> None:
-    sign = site.cluster.layout.controller / "gpumem-epilog-slurmctld"
-    until(sign.exists)
-    os.utime(sign, (1, 1))
-    site.run_job()
-    until(lambda: sign.stat().st_mtime > 1)
-    assert (sign.stat().st_size, sign.stat().st_uid) == (0, os.geteuid())
 
 
 def test_an_ordinary_user_is_told_what_was_not_seen(site: WholeSite) -> None:
@@ -124,32 +143,6 @@ def test_what_an_ordinary_user_may_not_see_is_unknown_and_not_missing(site: Whol
     # Users run this one themselves: what they may not see they cannot run.
     site.hooks.chmod(0o700)
     assert f"TaskProlog={site.hooks}/task_prolog.sh: users cannot execute it" in as_user()[1]
-
-
-def test_hooks_given_as_a_pattern_are_all_checked(site: WholeSite) -> None:
-    folder = site.root / "bin" / "prolog.d"
-    folder.mkdir()
-    for name in ("10-gpumem", "20-site"):
-        shutil.copy(site.hooks / "prolog.sh", folder / name)
-    (folder / "20-site").chmod(0o777)
-    site.reconfigure(f"Prolog={site.hooks}/prolog.sh", f"Prolog={folder}/*")
-    answer = site.doctor()
-    assert said(answer, "not-only-root") == [f"everybody can change {folder}/20-site (mode 0777)"]
-    site.reconfigure(f"Prolog={folder}/*", f"Prolog={folder}/*.none")
-    assert said(site.doctor(), "hook-missing") == [f"Prolog={folder}/*.none does not exist"]
-
-
-def test_a_folder_that_cannot_be_written_does_not_stop_the_hook(site: WholeSite) -> None:
-    ran = site.root / "bin" / "ran"
-    after = site.root / "bin" / "after"
-    after.write_text(f"#!/bin/sh\ntouch {ran}\n")
-    after.chmod(0o755)
-    with site.hooks_conf.open("a") as conf:
-        conf.write(f"state_dir=/nowhere\nnext_epilog_slurmctld={after}\n")
-    site.run_job()
-    until(ran.exists)
-    (finding,) = said(site.doctor(), "recovery-not-run")
-    assert "EpilogSlurmctld did not run" in finding
 
 
 def test_a_hook_that_was_only_reconfigured_is_found_and_a_restart_heals_it(

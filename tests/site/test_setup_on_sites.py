@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict
@@ -11,7 +10,7 @@ import pytest
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster import installation, trial
-from slurm_gpumem.errors import SlurmError, UsageError
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.setup.setup import SetupOptions
 from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.setup.trial_run import Verdict
@@ -51,28 +50,6 @@ def test_a_global_default_of_memory_that_makes_a_cpu_partition_useless_is_found(
     )
 
 
-def test_a_continued_line_gets_its_gres_before_the_backslash() -> None:
-    node = "NodeName=n1 CPUs=16 \\  # two lines\n  RealMemory=64000 \\\n  Gres=gpu:a100:4  # ours\n"
-    bare = "NodeName=n2 \\\n CPUs=16 RealMemory=64000 \\\n\n"
-    default, partition = "NodeName=DEFAULT Gres=gpu:a100:4\n", "PartitionName=gpu Nodes=ALL \\\n\n"
-    files = {
-        "slurm.conf": f"{HEAD}{node}{default}{bare}{partition}",
-        "gres.conf": "NodeName=n1 \\\n Name=gpu \\\n Type=a100 File=/dev/nvidia[0-3]\n"
-        + GPUS.replace("Name", "NodeName=n2 Name", 1),
-    }
-    now = snapshot_of(files, ["n1", "n2"])
-    proposal = proposed(now)
-    text = proposal.files["slurm.conf"]
-    assert "\n  Gres=gpu:a100:4,shard:a100:156  # ours\n" in text
-    assert "\n CPUs=16 RealMemory=64000 Gres=gpu:a100:4,shard:a100:156 \\\n" in text
-    level = " LLN=YES" if proposal.plan.level else ""
-    assert f"PartitionName=gpu Nodes=ALL DefMemPerCPU=4000 DefMemPerGPU=16000{level} \\\n" in text
-    assert passes(tried(proposal, now))
-    broken = text.replace("CPUs=16 \\  # two", "CPUs=16 \\ Gres=gpu:a100:4 # two", 1)
-    verdict = tried(replace(proposal, files={**proposal.files, "slurm.conf": broken}), now)
-    assert verdict.broken[0].startswith("Slurm does not start with it: ")
-
-
 def test_lines_in_included_files_are_edited_there(tmp_path: Path) -> None:
     files = {
         "slurm.conf": f"{HEAD}Include {tmp_path}/parts/nodes.conf\nInclude partitions.conf\n",
@@ -101,19 +78,6 @@ def test_lines_in_included_files_are_edited_there(tmp_path: Path) -> None:
         UsageError, match=r"gpu: no PartitionName= line .* partitions.conf cannot be read here"
     ):
         proposed(lost)
-
-
-def test_a_relative_include_in_an_included_file_is_found_as_this_slurm_finds_it() -> None:
-    files = {
-        "slurm.conf": f"{HEAD}Include parts/nodes.conf\n{CPU_NODE}{PARTITIONS}",
-        "parts/nodes.conf": "include gpu.conf\n",
-        "parts/gpu.conf": GPU_NODE + "# beside\n",
-        "gpu.conf": GPU_NODE + "# at the top\n",
-        "gres.conf": f"NodeName=n1 {GPUS}",
-    }
-    proposal = proposed(snapshot_of(files, ["n1", "c1"]))
-    changed = "parts/gpu.conf" if trial.installed_version(SLURM_ROOT) < (23, 2, 0) else "gpu.conf"
-    assert [name for name in proposal.files if name.endswith("gpu.conf")] == [changed]
 
 
 def without_lua(folder: Path, plugins: str) -> str:
@@ -181,55 +145,6 @@ def test_two_types_that_slurm_cannot_keep_apart_are_refused() -> None:
         proposed(snapshot_of(two_types("AutoDetect=nvml\n"), ["n1"]), options)
 
 
-def test_gpus_without_a_type_stay_so_when_their_memory_is_described() -> None:
-    conf = {**PLAIN, "slurm.conf": PLAIN["slurm.conf"].replace("gpu:a100:4", "gpu:4")}
-    now = snapshot_of({**conf, "gres.conf": "NodeName=n1 Name=gpu File=/dev/nvidia[0-3]\n"}, ["n1", "c1"])
-    with pytest.raises(SlurmError, match="--gpu 'n1=gpu:4:40G'"):
-        proposed(now)
-    proposal = proposed(now, SetupOptions(gpus=("n1=gpu:4:40G",), slurm_root=SLURM_ROOT))
-    assert "Gres=gpu:4,shard:156\n" in proposal.files["slurm.conf"]
-    assert "NodeName=n1 Name=shard Count=156\n" in proposal.files["gres.conf"]
-    assert passes(tried(proposal, now))
-
-
-def test_ranges_defaults_and_other_gres_are_kept() -> None:
-    conf = (
-        f"{HEAD.replace('GresTypes=gpu', 'GresTypes=gpu,nvme')}"
-        "NodeName=DEFAULT RealMemory=64000\nNodeName=c[1-2] CPUs=8\n"
-        "NodeName=DEFAULT CPUs=16 Gres=gpu:a100:4,nvme:2\n"
-        "NodeName=n[1-2],m1\nNodeName=n3 Gres=gpu:a100:4\nPartitionName=gpu Nodes=ALL Default=YES\n"
-    )
-    files = {"slurm.conf": conf, "gres.conf": "AutoDetect=nvml\nNodeName=n[1-2],m1 Name=nvme Count=2\n"}
-    now = snapshot_of(files, ["n1", "n2", "m1", "n3", "c1"])
-    proposal = proposed(now)
-    text = proposal.files["slurm.conf"]
-    assert "NodeName=n[1-2],m1 Gres=gpu:a100:4,shard:a100:156,nvme:2\n" in text
-    assert "NodeName=n3 Gres=gpu:a100:4,shard:a100:156\n" in text
-    assert "NodeName=c[1-2] CPUs=8\n" in text
-    assert "GresTypes=gpu,nvme,shard\n" in text
-    assert proposal.files["gres.conf"].startswith("AutoDetect=nvml\n")
-    assert "Name=gpu" not in proposal.files["gres.conf"]
-    assert passes(tried(proposal, now))
-
-
-def test_mps_stays_unless_it_is_replaced_on_purpose() -> None:
-    files = {
-        "slurm.conf": PLAIN["slurm.conf"]
-        .replace("GresTypes=gpu", "GresTypes=gpu,mps")
-        .replace("Gres=gpu:a100:4", "Gres=gpu:a100:4,mps:a100:400"),
-        "gres.conf": f"NodeName=n1 {GPUS}NodeName=n1 Name=mps Type=a100 Count=400\n",
-    }
-    now = snapshot_of(files, ["n1", "c1"])
-    kept = proposed(now)
-    assert "mps:a100:400" in kept.files["slurm.conf"]
-    assert passes(tried(kept, now))
-    proposal = proposed(now, SetupOptions(gres="shard", slurm_root=SLURM_ROOT))
-    assert "GresTypes=gpu,shard\n" in proposal.files["slurm.conf"]
-    assert "mps" not in proposal.files["gres.conf"]
-    assert "n1: mps becomes shard; jobs that ask for mps will be refused there" in proposal.notes
-    assert passes(tried(proposal, now))
-
-
 def test_a_configuration_that_does_not_start_now_is_not_called_tried() -> None:
     now = snapshot_of(PLAIN, ["n1", "c1"])
     twice = {**PLAIN, "slurm.conf": PLAIN["slurm.conf"] + GPU_NODE}
@@ -293,42 +208,3 @@ def test_where_slurmctld_is_not_installed_it_says_where_to_run(
     assert "slurm.conf cannot be read here; run gpumem setup on ctl1" in (
         tried(proposal, replace(now, files={})).not_tried
     )
-
-
-def test_a_site_that_gives_whole_nodes_learns_that_this_changes() -> None:
-    head = HEAD.replace("select/cons_tres", "select/linear").replace("CR_Core_Memory", "CR_Memory")
-    now = snapshot_of({**PLAIN, "slurm.conf": PLAIN["slurm.conf"].replace(HEAD, head)}, ["n1", "c1"])
-    proposal = proposed(now)
-    words = "CR_Core_Memory" + (",LL_SHARED_GRES" if proposal.plan.idle_first else "")
-    assert f"SelectTypeParameters={words}\n" in proposal.files["slurm.conf"]
-    assert any(
-        note.startswith(f"select/linear becomes select/cons_tres with {words} on the whole cluster")
-        for note in proposal.notes
-    )
-    assert passes(tried(proposal, now))
-
-
-def test_sets_of_nodes_of_which_none_is_started_do_not_stop_a_trial() -> None:
-    conf = (
-        f"{HEAD}NodeName=n[1-8] CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Feature=fast\n"
-        "NodeSet=left Nodes=n[1-4]\nNodeSet=right Nodes=n[5-8]\n"
-        "NodeSet=all Feature=fast\nNodeSet=slow Feature=slow\n"
-        "PartitionName=gpu Nodes=left,right Default=YES\nPartitionName=more Nodes=all,slow\n"
-    )
-    now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1", "n5"])
-    proposal = proposed(now, SetupOptions(gpus=("n[1-8]=a100:4:40G",), slurm_root=SLURM_ROOT))
-    assert passes(tried(proposal, now))
-
-
-def test_shared_jobs_get_memory_by_the_cpu_and_whole_gpus_by_the_gpu() -> None:
-    now = snapshot_of(PLAIN, ["n1", "c1"])
-    with trial.started(after(proposed(now), now), ["n1", "c1"], SLURM_ROOT) as running:
-
-        def memory(*options: str) -> str:
-            show = ["sh", "-c", "scontrol show job $SLURM_JOB_ID"]
-            done = running.run(["srun", "--quiet", *options, *show])
-            return re.findall(r"TRES=\S*?mem=(\w+)", done.stdout)[-1]
-
-        assert memory("-pgpu", "--gres=shard:3") == "4000M"
-        assert memory("-pgpu", "-n2", "-N1", "--gres=gpu:2") == "32000M"
-        assert memory("-pcpu") == memory("-pcpu", "--mem=0")

@@ -16,7 +16,6 @@ from slurm_gpumem.site.setup.setup import SetupOptions, summary_lines
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 from tests.support.site_files import GPUS, HEAD, SLURM_ROOT, proposed, snapshot_of, tried
-from tests.support.whole_site import GPUMEM
 
 pytestmark = pytest.mark.slurm
 SHARED = HEAD.replace("GresTypes=gpu", "GresTypes=gpu,shard")
@@ -31,22 +30,6 @@ def passes(proposal: Any, now: Snapshot) -> bool:
 
 def options(**fields: Any) -> SetupOptions:
     return SetupOptions(slurm_root=SLURM_ROOT, **fields)
-
-
-def test_a_node_with_mig_instances_beside_nodes_with_whole_gpus() -> None:
-    conf = (
-        f"{HEAD}NodeName=n1 CPUs=16 RealMemory=64000 Gres=gpu:a100:4\n"
-        "NodeName=m1 CPUs=16 RealMemory=64000 Gres=gpu:a100_1g.5gb:2\n"
-        "PartitionName=gpu Nodes=ALL Default=YES\n"
-    )
-    gres = f"NodeName=n1 {GPUS}{MIG.format(30)}{MIG.format(39)}"
-    now = snapshot_of({"slurm.conf": conf, "gres.conf": gres}, ["n1", "m1"])
-    proposal = proposed(now)
-    lines = summary_lines(proposal.plan)
-    assert "n1: 4 x a100, each 39 shards of 1024 MiB (1024 MiB kept back)" in lines
-    assert "m1: 2 x a100_1g.5gb, MIG instances of 4864 MiB, each for one job" in lines
-    assert "Gres=gpu:a100_1g.5gb:2\n" in proposal.files["slurm.conf"]
-    assert passes(proposal, now)
 
 
 def test_a_node_with_a_whole_gpu_and_instances() -> None:
@@ -101,15 +84,6 @@ def test_shards_that_do_not_divide_by_the_gpus_do_not_change_without_a_word(shar
     assert note.startswith(f"n1: {shards} shards become {after} MiB: ")
 
 
-def test_a_gpu_node_in_no_partition_does_not_stop_a_trial() -> None:
-    node = "NodeName=n{} CPUs=16 RealMemory=64000 Gres=gpu:a100:4\n"
-    conf = f"{HEAD}{node.format(1)}{node.format(2)}PartitionName=gpu Nodes=n2 Default=YES Hidden=YES\n"
-    now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1", "n2"])
-    assert passes(proposed(now), now)
-    some = proposed(now, options(gpus=("n2=a100:4:40G",)))
-    assert "n1: has GPUs, is not named by --gpu and stays as it is" in some.notes
-
-
 def test_a_second_run_keeps_size_mode_and_what_else_gpumem_toml_says() -> None:
     own = '# ours\n[sharing]\nmode = "on"  # since May\nshard_mib = 2048\n\n[node]\nmps = "off"\n'
     now = divided("shard:a100:76", mode="on", shard_mib=2048)
@@ -119,12 +93,6 @@ def test_a_second_run_keeps_size_mode_and_what_else_gpumem_toml_says() -> None:
     assert proposal.files["gpumem.toml"].startswith(own.replace("[sharing]\n", '[sharing]\ngres = "shard"\n'))
     assert "mode" not in proposal.files["gpumem_site.lua"].replace("job_submit", "")
     assert [note for note in proposal.notes if "shards" in note] == []
-
-
-def test_more_shards_than_the_type_has_memory_are_no_negative_reserve() -> None:
-    proposal = proposed(divided("shard:a100:316"))
-    assert "n1: 4 x a100, each 79 shards of 1024 MiB (0 MiB kept back)" in summary_lines(proposal.plan)
-    assert [note for note in proposal.notes if "more than the 40960 MiB" in note]
 
 
 @pytest.mark.parametrize(
@@ -158,21 +126,6 @@ def test_nodes_that_slurm_does_not_show_get_shares_too_and_are_named(state: str,
     (found,) = [said for said in proposal.notes if said.startswith("cloud[1-64]: ")]
     assert note in found
     assert passes(proposal, now)
-
-
-def test_a_controller_really_does_not_show_cloud_nodes(make_cluster: Any) -> None:
-    cluster = make_cluster(
-        extra_conf=(
-            "SuspendProgram=/bin/true",
-            "ResumeProgram=/bin/true",
-            "SuspendTime=3600",
-            f"{CLOUD.format('CLOUD').strip()} NodeAddr=127.0.0.1",
-            "PartitionName=cloud Nodes=cloud[1-64]",
-        )
-    )
-    done = cluster.run([GPUMEM, "setup", "--untried"], check=True)
-    assert "cloud[1-64]: State=CLOUD" in done.stderr
-    assert "cloud[1-64]" in [line.split(":")[1].strip() for line in done.stderr.splitlines() if "4 x" in line]
 
 
 def written(folder: Path) -> Dict[str, str]:
@@ -221,10 +174,8 @@ def test_hooks_conf_that_may_not_be_read_is_not_written_either(monkeypatch: pyte
     ("files", "plugins", "parts"),
     [
         ({}, None, set(SITE_FILES)),
-        ({"slurm.conf": ""}, None, set()),
         # In use, and not here: it is on the controller.
         ({"slurm.conf": ""}, "lua", {"job_submit.lua"}),
-        ({"slurm.conf": "", "job_submit.lua": "function slurm_job_submit() end"}, "lua", set()),
     ],
 )
 def test_a_file_is_whole_only_where_the_original_was_read(

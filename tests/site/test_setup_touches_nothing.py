@@ -119,27 +119,6 @@ def _ports(site: Cluster) -> list[int]:
     return [int(port) for port in re.findall(r"Port=(\d+)", text)]
 
 
-def test_a_configuration_that_would_break_is_not_printed_or_written(
-    make_cluster: Any, state_folder: Path
-) -> None:
-    own = "function slurm_job_submit(job_desc, part_list, uid)\n"
-    (state_folder / "job_submit.lua").write_text(own)
-    site = make_cluster(nodes=NODES)
-    (site.layout.conf / "job_submit.lua").write_text(own)
-    output = state_folder / "new"
-    temporary = state_folder / "tmp"
-    temporary.mkdir(mode=0o755)
-    done = gpumem(site, temporary, "setup", "--reserve", "2G", "--output", str(output))
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "job_submit.lua does not load" in done.stderr
-    assert "would break the cluster, so it is not printed" in done.stderr
-    assert not output.exists()
-    assert os.listdir(temporary) == []
-    forced = gpumem(site, temporary, "setup", "--reserve", "2G", "--untried")
-    assert (forced.returncode, "+NodeName=n1" in forced.stdout) == (0, True)
-
-
 def test_a_lost_terminal_ends_the_trial_and_its_daemons(make_cluster: Any, state_folder: Path) -> None:
     site = make_cluster(nodes=NODES)
     temporary = state_folder / "tmp"

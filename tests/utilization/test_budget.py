@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Tuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.shared_speeds import predicted_speeds, speeds
@@ -128,7 +128,6 @@ mixes = st.tuples(
 )
 
 
-@settings(max_examples=300)
 @given(mixes, st.floats(1.02, 4.0), st.sampled_from((PER_USER, TIMESLICE)))
 def test_a_limit_holds_between_the_jobs_of_several_users_whoever_meets(
     mix: Tuple[List[JobLoad], List[int]], limit: float, way: str
@@ -138,7 +137,6 @@ def test_a_limit_holds_between_the_jobs_of_several_users_whoever_meets(
     assert worst(*mix, 101, limit, way) <= kept * (1 + 1e-6)
 
 
-@settings(max_examples=300)
 @given(mixes, st.integers(1, 6), st.floats(1.02, 4.0))
 def test_at_one_server_for_all_every_limit_holds(
     mix: Tuple[List[JobLoad], List[int]], users: int, limit: float
@@ -146,7 +144,6 @@ def test_at_one_server_for_all_every_limit_holds(
     assert worst(*mix, users, limit, SHARED) <= limit * (1 + 1e-6)
 
 
-@settings(max_examples=300)
 @given(mixes, st.integers(1, 6), st.floats(1.02, 1.99))
 def test_where_users_have_several_jobs_each_a_limit_below_2_holds_but_for_the_cost_of_turns(
     mix: Tuple[List[JobLoad], List[int]], users: int, limit: float
