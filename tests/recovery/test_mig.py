@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
-from slurm_gpumem.accounting.index.rows import run_from
+from slurm_gpumem.accounting.index.rows import row_of
 from slurm_gpumem.accounting.types import INSTANCE
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
@@ -110,7 +110,7 @@ def test_the_index_has_the_instance_as_its_gpu(site: Site, jobs: Dict[str, str])
     site.ended(jobs["fits"], "COMPLETED")
     site.record(jobs["fits"], 0)
     path = next((site.root / "records").glob(f"{jobs['fits']}.0.*.json"))
-    row = run_from(parse_job_record(path.read_bytes()))
+    row = row_of(parse_job_record(path.read_bytes()))
     assert (row.gpu, row.sharing, row.limit_mib) == ("1g.18gb", INSTANCE, 16_384)
 
 
