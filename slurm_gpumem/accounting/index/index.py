@@ -27,7 +27,6 @@ class _Held(NamedTuple):
 
     id: int
     job_id: int
-    gpus: int
     devices: str
     start: float
     end: Optional[float]
@@ -55,12 +54,11 @@ class IndexWriter:
         before = self._held(jobs)
         self.table.put(rows)
         after = self._held(jobs)
-        self._move(
-            {held for held in before if held not in after}, {held for held in after if held not in before}
-        )
-        runs = Counter(held.job_id for held in after)
+        changed = [held for number, held in after.items() if before.get(number) != held]
+        self._move([before[held.id] for held in changed if held.id in before], changed)
+        runs = Counter([held.job_id for held in after.values()])
         # Of a job with one run what Slurm said of it, before its record was read again.
-        said = {held.job_id for held in before if held.slurm_state != schema.NONE_WORD}
+        said = {held.job_id for held in before.values() if held.slurm_state != schema.NONE_WORD}
         for job_id, count in runs.items():
             if count > 1 or job_id in said:
                 self.fold(job_id)
@@ -87,10 +85,11 @@ class IndexWriter:
         words = self.table.words
         return row.job_id, row.restarts, words[row.node], words[row.cluster], row.uid
 
-    def _held(self, jobs: Iterable[int]) -> Dict[_Held, None]:
+    def _held(self, jobs: Iterable[int]) -> Dict[int, _Held]:
+        """By the rows' numbers, of all runs of these jobs."""
         columns, among = ", ".join(_Held._fields), ", ".join(map(str, sorted(jobs)))
         rows = self._db.execute(f"SELECT {columns} FROM job WHERE job_id IN ({among})")
-        return dict.fromkeys(map(_Held._make, rows))
+        return {row[0]: _Held._make(row) for row in rows}
 
     # -- jobs of several runs ----------------------------------------------------------------------
 
