@@ -226,7 +226,6 @@ class _Names(Dict[Tuple[str, int], str]):
 def open_store(
     *,
     config: Optional[AccountingConfig] = None,
-    update: bool = True,
     join: bool = True,
     force: bool = False,
     progress: Optional[Progress] = None,
@@ -259,7 +258,7 @@ def open_store(
         if new:
             remember_own(connection)
 
-    return Store(index_file.open_own(settings, fill, update=update), settings, everybody=only is None)
+    return Store(index_file.open_own(settings, fill), settings, everybody=only is None)
 
 
 def estimate_offsets() -> List[Offset]:

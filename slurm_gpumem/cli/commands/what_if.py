@@ -36,10 +36,10 @@ def main(argv: List[str]) -> int:
     since = checked_since(args)
     if since is None:
         return 0
-    past = history(args.from_file, since)
-    records = {} if args.from_file else measured_use()
+    past = history(args.file, since)
+    records = {} if args.file else measured_use()
     memory = parse_mib(args.gpu_memory, default_unit="g") if args.gpu_memory else None
-    pools = find_pools(past.jobs, () if args.from_file else gpu_nodes(), memory)
+    pools = find_pools(past.jobs, () if args.file else gpu_nodes(), memory)
     if args.gpus:
         pools = _with_gpus(pools, args.gpus)
     with StatusLine() as line:
@@ -58,7 +58,7 @@ def _sharing(args: argparse.Namespace) -> Sharing:
     from slurm_gpumem.site.setup.render import how_shared, new_site
 
     how = new_site("level")
-    if not args.from_file:
+    if not args.file:
         from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
         from slurm_gpumem.site.nodes import context_in_table, memory_in_table
         from slurm_gpumem.site.setup.setup import SetupOptions, propose

@@ -32,14 +32,7 @@ def add_history_options(parser: argparse.ArgumentParser) -> None:
         help="output of sacct instead of asking it; - reads stdin",
     )
     parser.add_argument("--since", default="30d", metavar="TIME", help="jobs from then on (default: 30d)")
-    parser.add_argument(
-        "--from",
-        dest="from_file",
-        type=Path,
-        metavar="FILE",
-        help="the same as FILE alone",
-    )
-    parser.add_argument("--command", action="store_true", help="print the sacct command for --from and stop")
+    parser.add_argument("--command", action="store_true", help="print the sacct command for FILE and stop")
     parser.add_argument("--gpus", metavar="N", help="the GPUs, where they cannot be seen: 16x8xa100-40gb")
     parser.add_argument(
         "--gpu-memory", metavar="SIZE", help="memory of a GPU, where its type does not tell it"
@@ -50,7 +43,6 @@ def checked_since(args: argparse.Namespace) -> Optional[str]:
     """The time of --since as sacct reads it; None after --command, which only prints what to run."""
     from slurm_gpumem.report.times import parse_time
 
-    args.from_file = args.from_file or args.file
     since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(parse_time(args.since)))
     if args.command:
         print(" ".join(history_command(since)) + " > sacct.txt")
