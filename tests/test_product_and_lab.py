@@ -24,7 +24,7 @@ ASKS_WHERE_IT_IS = {
     "submission/job_trace/stub.py": "the package's root, since it is started by path",
     "submission/job_trace/stubs.py": "a program of its own, for the traced script",
     "submission/job_trace/trace_job.py": "the package's root, for the trace job's import path",
-    "report/html/render.py": "its assets, which ship",
+    "report/html/page.py": "its assets, which ship",
     "site/doctor/probe_host.py": "the package of the hooks' interpreter, whose files only root may change",
     "tracing/guard/start.py": "the package's root, since it is started by path",
     "tracing/own_code.py": "the package's root, to tell its frames from the user's",

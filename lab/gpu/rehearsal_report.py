@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from rehearsal_calm import calm_rate, union
 
-from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, text
+from lab.svg import LIGHT_AND_DARK, Frame, document, key, text
 
 MODES = ("shared", "per-user", "timeslice")
 _LEAST_INTERVAL_S = 0.3

@@ -19,11 +19,11 @@ from lab.simulate.compare import varied
 from lab.simulate.figures import figures
 from lab.simulate.policies import find_policy, timing_of, with_slowdown
 from lab.simulate.trace_file import read_trace
+from lab.svg import Frame, document, key, text
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.simulation.what_if_text import parse_fleet
 from slurm_gpumem.site.queue_order import PATIENCE_S
-from slurm_gpumem.svg import Frame, document, key, text
 
 TRACE = Path(__file__).parents[1] / "data" / "simulation" / "60-tasks.csv"
 FLEET = parse_fleet("2x4xh200")

@@ -106,18 +106,25 @@ def _apply_one(db: sqlite3.Connection, writer: IndexWriter, job_id: int, runs: S
 def _put(
     db: sqlite3.Connection, writer: IndexWriter, job_id: int, head: int, runs: Sequence[SlurmRow]
 ) -> None:
-    first, last = runs[0], runs[-1]
-    before = writer.touched("job_id = ?", (job_id,))
+    first, last, words = runs[0], runs[-1], writer.table.words
     ready = max((moment for moment in (first.submit, first.eligible) if moment), default=None)
     wait = max(0.0, first.start - ready) if first.start and ready else None
     db.execute(
         f"UPDATE job SET account = ? WHERE job_id = ? AND {_SAME_JOB}",
-        (writer.word(last.account), job_id, head),
+        (words[last.account], job_id, head),
     )
     db.execute(
         "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1, "
         "array_job = coalesce(?, array_job), array_task = coalesce(?, array_task) WHERE id = ?",
-        (last.name, first.submit, wait, writer.word(last.state), last.array_job, last.array_task, head),
+        (
+            last.name,
+            first.submit,
+            wait,
+            words[last.state],
+            last.array_job,
+            last.array_task,
+            head,
+        ),
     )
     seen = parse_end(last.comment)
     if seen is not None and seen.saw == OOM:
@@ -126,4 +133,4 @@ def _put(
             f"UPDATE job SET oom = 1 WHERE job_id = ? AND restarts = ? AND own_state = ? AND {_SAME_JOB}",
             (job_id, seen.run, FAILED_WORD, head),
         )
-    writer.settle(before, writer.touched("job_id = ?", (job_id,)))
+    writer.fold(job_id)

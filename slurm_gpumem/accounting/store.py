@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.gather.gather import Progress, refresh
 from slurm_gpumem.accounting.gather.remember import remember_own
 from slurm_gpumem.accounting.index import index_file, schema
-from slurm_gpumem.accounting.index.rows import recipe_of, rest_of, split_parts
-from slurm_gpumem.accounting.index.schema import UNJOINED
+from slurm_gpumem.accounting.index.job_table import JobTable
+from slurm_gpumem.accounting.index.schema import UNJOINED, Row
 from slurm_gpumem.accounting.index.sums import Offset, Sums
 from slurm_gpumem.accounting.types import (
     ALL,
     GROUPS,
-    Device,
     Filters,
     Freshness,
     JobDetail,
@@ -26,15 +26,11 @@ from slurm_gpumem.accounting.types import (
 )
 from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_config
 from slurm_gpumem.errors import ConfigError, UnknownNameError
-from slurm_gpumem.formats.comment import said_slowdown
+from slurm_gpumem.formats.comment import CommentRecord, said_slowdown
 
-_AS_STORED = (
-    "job_id", "uid", "estimate_mib", "request_mib", "shards", "limit_mib", "peak_mib", "submit", "end",
-    "wait_s", "attempts", "ooms", "alone_s", "idle_s", "cpus", "cpus_mean", "array_job", "array_task",
-)  # fmt: skip
-"""Columns of the index that a row has as they are."""
-_WORDS = ("cluster", "user", "account", "partition", "model", "estimator", "sharing", "gpu", "state")
-"""... and those that stand in the table of words."""
+_SAME = tuple(name for name in JobRow._fields if name in Row._fields)
+"""What a job has as the row of its head says it; some of it only where that is the job's only one."""
+_VALUES = attrgetter(*_SAME)
 
 
 class Store:
@@ -44,10 +40,9 @@ class Store:
         self._db = connection
         self._config = config
         self._everybody = everybody
-        self._texts = _Texts(connection)
-        self._devices = _Devices(connection)
+        self._table = JobTable(connection)
         self._names = _Names(connection)
-        self._sums = Sums(connection, self._texts)
+        self._sums = Sums(connection, self._table.texts)
 
     def __enter__(self) -> Store:
         return self
@@ -83,19 +78,12 @@ class Store:
         order = "first_start, job_id"
         if filters.jobs or filters.tasks:
             order = "coalesce(array_job, job_id), array_task, job_id"
-        sql = f"SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {order}"
+        wanted = f"head = 1 AND {condition}"
         if limit is not None:
-            latest = "first_start DESC, job_id DESC"
-            sql = (
-                f"SELECT * FROM (SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {latest} LIMIT ?) "
-                f"ORDER BY {order}"
-            )
+            latest = "ORDER BY first_start DESC, job_id DESC LIMIT ?"
+            wanted = f"id IN (SELECT id FROM job WHERE {wanted} {latest})"
             values.append(limit)
-        rows = self._db.execute(sql, values)
-        names = [column[0] for column in rows.description]
-        for row in rows:
-            # Not sqlite3.Row, which searches all names for each value.
-            yield self._job(dict(zip(names, row)))
+        return map(self._job, self._table.rows(f"{wanted} ORDER BY {order}", values))
 
     def detail(self, row: JobRow) -> JobDetail:
         """One job in depth: reads its records again, curves included."""
@@ -133,7 +121,8 @@ class Store:
     def _name_of(self, job_id: Optional[int], user: str) -> str:
         """A user's job by the name that Slurm gives it; "" where there is none."""
         row = self._db.execute(
-            "SELECT cluster FROM job JOIN word ON word.id = user WHERE job_id = ? AND word.text = ?",
+            "SELECT cluster.text FROM job JOIN word AS cluster ON cluster.id = job.cluster "
+            "JOIN word AS user ON user.id = job.user WHERE job_id = ? AND user.text = ?",
             (job_id, user),
         ).fetchone()
         return self._names[row[0], job_id] if row and job_id is not None else str(job_id or "")
@@ -148,99 +137,72 @@ class Store:
         """Where everything is."""
         return self._config
 
-    def _job(self, row: Mapping[str, Any]) -> JobRow:
-        text, rest = self._texts, rest_of(row["rest"])
-        recipe = recipe_of(text[row["recipe"]])
-        folded: Dict[str, Any] = {}
-        if row["records"] > 1:
-            folded = self._all_runs(row)
-        ended = row["end"] is not None
-        met = folded.get("met", rest.met)
-        companions = tuple(sorted({int(job) for job in met.split()} - {row["job_id"]}))
-        same: Dict[str, Any] = {name: row[name] for name in _AS_STORED}
-        same.update({name: text[row[name]] for name in _WORDS})
-        return JobRow(
-            **same,
-            job_name=row["job_name"] or "",
-            fingerprint=recipe.fingerprint,
-            batch=_number(recipe.batch),
-            optimizer=recipe.optimizer,
-            precision=recipe.precision,
-            parts=split_parts(rest.parts),
-            mean_mib=_number(rest.mean_mib),
-            gpu_memory_mib=row["gpu_mib"],
-            devices=self._devices.of(folded.get("devices", row["devices"])),
-            companions=companions,
-            company=tuple(sorted((self._names[row["cluster"], job] for job in companions), key=_by_numbers)),
-            start=row["first_start"],
-            run_s=folded.get("run_s", row["end"] - row["start"] if ended else None),
-            exit_code=_number(rest.exit_code),
-            signal=_number(rest.signal),
-            slots=_number(rest.slots) or 0,
-            sm_share=folded.get("sm_share", row["sm_share"]),
-            gpu_sm=float(rest.gpu_sm) if rest.gpu_sm else None,
-            energy_j=folded.get("energy_j", row["energy_j"]),
-            gpu_s=folded.get("gpu_s", (row["end"] - row["start"]) * row["gpus"] if ended else None),
-            slowdown=_slowdown(row, folded.get("met_last", rest.met)),
-            said_slowdown=said_slowdown(rest.said)[0],
-            said_at_most=said_slowdown(rest.said)[1],
-            alone_by=rest.alone_by,
-            cpus_high=float(rest.cpus_high) if rest.cpus_high else None,
-            used_s=folded.get("used_s", None if row["strangers"] else row["used_s"]),
-            would_s=folded.get("would_s", row["would_s"]),
-            notes=tuple(rest.notes.split("\n")) if rest.notes else (),
-            hints=tuple(rest.hints.split()),
-            oom_limit_mib=folded.get("oom_limit_mib", row["limit_mib"] if row["oom"] else None),
+    def _job(self, row: Row) -> JobRow:
+        values: Dict[str, Any] = dict(zip(_SAME, _VALUES(row)))
+        slow, at_most = said_slowdown(row.said)
+        run_s = None if row.end is None else row.end - row.start
+        values.update(
+            parts=CommentRecord(parts=row.parts).part_sizes,
+            gpu_memory_mib=row.gpu_mib,
+            start=row.first_start,
+            run_s=run_s,
+            gpu_s=None if run_s is None else run_s * row.gpus,
+            used_s=None if row.strangers else row.used_s,
+            slowdown=_slowdown(row, bool(row.met)),
+            said_slowdown=slow,
+            said_at_most=at_most,
+            slots=row.slots or 0,
+            oom_limit_mib=row.limit_mib if row.oom else None,
         )
+        met = set(row.met)
+        if row.records > 1:
+            rows = self._runs_of(row)
+            values.update(_of_all_runs(row, rows))
+            met = {job for one in rows for job in one.met}
+        companions = sorted(met - {row.job_id})
+        names = sorted((self._names[row.cluster, job] for job in companions), key=_by_numbers)
+        return JobRow(companions=tuple(companions), company=tuple(names), **values)
 
-    def _all_runs(self, head: Mapping[str, Any]) -> Dict[str, Any]:
-        """What a job's runs make together; the head's row has its own part only."""
-        rows = self._db.execute(
-            "SELECT energy_j, (end - start) * gpus, used_s, would_s, rest, "
-            "CASE WHEN oom THEN limit_mib END, strangers, restarts, end - start, devices, sm_share FROM job "
-            "WHERE job_id = ? AND cluster = ? AND uid = ? ORDER BY restarts",
-            (head["job_id"], head["cluster"], head["uid"]),
-        ).fetchall()
-        energy, gpu_s, used_s, would_s, rests, limits, strangers, *_ = zip(*rows)
-        # A run on several nodes is as long as on the one where it took longest.
-        longest: Dict[int, float] = {}
-        for *_, restarts, run_s, _, _ in rows:
-            longest[restarts] = max(longest.get(restarts, 0.0), run_s or 0.0)
-        last = [row for row in rows if row[7] == head["restarts"]]
-        if any(strangers):
-            used_s = ()
-        sums = {"energy_j": energy, "gpu_s": gpu_s, "used_s": used_s, "would_s": would_s}
-        known = {name: [value for value in values if value is not None] for name, values in sums.items()}
-        return {
-            **{name: sum(values) if values else None for name, values in known.items()},
-            "run_s": sum(longest.values()) or None,
-            "oom_limit_mib": next((limit for limit in reversed(limits) if limit is not None), None),
-            "met": " ".join(rest_of(rest).met for rest in rests),
-            "met_last": " ".join(rest_of(row[4]).met for row in last).strip(),
-            "devices": " ".join(row[9] for row in last),
-            # The busiest rank: the others wait for it.
-            "sm_share": max((row[10] for row in last if row[10] is not None), default=None),
-        }
+    def _runs_of(self, head: Row) -> List[Row]:
+        words = self._table.words
+        same = (head.job_id, words[head.cluster], head.uid)
+        return list(self._table.rows("job_id = ? AND cluster = ? AND uid = ? ORDER BY restarts", same))
 
 
-class _Texts(Dict[int, str]):
-    """Words by their number, read when asked for."""
+def _of_all_runs(head: Row, rows: Sequence[Row]) -> Dict[str, Any]:
+    """What a job's runs make together; the head's row has its own part only."""
+    last = [row for row in rows if row.restarts == head.restarts]
+    # A run on several nodes is as long as on the one where it took longest.
+    longest: Dict[int, float] = {}
+    for row in rows:
+        if row.end is not None:
+            longest[row.restarts] = max(longest.get(row.restarts, 0.0), row.end - row.start)
+    limits = [row.limit_mib for row in rows if row.oom and row.limit_mib is not None]
+    devices = {device: None for row in last for device in row.devices}
+    return {
+        "energy_j": _sum(row.energy_j for row in rows),
+        "gpu_s": _sum((row.end - row.start) * row.gpus for row in rows if row.end is not None),
+        "used_s": None if any(row.strangers for row in rows) else _sum(row.used_s for row in rows),
+        "would_s": _sum(row.would_s for row in rows),
+        "run_s": sum(longest.values()) or None,
+        "oom_limit_mib": limits[-1] if limits else None,
+        "devices": tuple(sorted(devices, key=lambda device: device.node)),
+        "slowdown": _slowdown(head, any(row.met for row in last)),
+        # The busiest rank: the others wait for it.
+        "sm_share": max((row.sm_share for row in last if row.sm_share is not None), default=None),
+    }
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        super().__init__()
-        self._db = connection
 
-    def __missing__(self, number: int) -> str:
-        row = self._db.execute("SELECT text FROM word WHERE id = ?", (number,)).fetchone()
-        text = self[number] = row[0] if row else ""
-        return text
+def _sum(values: Iterable[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _by_numbers(name: str) -> List[int]:
     return [int(number) for number in name.split("_")]
 
 
-class _Names(Dict[Tuple[int, int], str]):
+class _Names(Dict[Tuple[str, int], str]):
     """Names of jobs by (cluster, number), read when asked for: "4711_3" for a task of an array."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -249,41 +211,21 @@ class _Names(Dict[Tuple[int, int], str]):
         found = connection.execute("SELECT 1 FROM job WHERE array_job IS NOT NULL LIMIT 1").fetchone()
         self._has_arrays = found is not None
 
-    def __missing__(self, job: Tuple[int, int]) -> str:
+    def __missing__(self, job: Tuple[str, int]) -> str:
         if not self._has_arrays:
             return str(job[1])
         row = self._db.execute(
             "SELECT array_job, array_task FROM job "
-            "WHERE cluster = ? AND job_id = ? AND array_job IS NOT NULL",
+            "WHERE cluster = (SELECT id FROM word WHERE text = ?) AND job_id = ? AND array_job IS NOT NULL",
             job,
         ).fetchone()
         name = self[job] = f"{row[0]}_{row[1]}" if row else str(job[1])
         return name
 
 
-class _Devices(Dict[int, Device]):
-    """GPUs by their number, read when asked for."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        super().__init__()
-        self._db = connection
-
-    def of(self, numbers: str) -> Tuple[Device, ...]:
-        """Those of a row's numbers, in the order of their nodes."""
-        return tuple(sorted((self[int(number)] for number in numbers.split()), key=lambda gpu: gpu.node))
-
-    def __missing__(self, number: int) -> Device:
-        row = self._db.execute(
-            "SELECT node, uuid, number, name, memory_mib FROM device WHERE id = ?", (number,)
-        ).fetchone()
-        device = self[number] = Device(*row) if row else Device("?", "?")
-        return device
-
-
 def open_store(
     *,
     config: Optional[AccountingConfig] = None,
-    update: bool = True,
     join: bool = True,
     force: bool = False,
     progress: Optional[Progress] = None,
@@ -316,7 +258,7 @@ def open_store(
         if new:
             remember_own(connection)
 
-    return Store(index_file.open_own(settings, fill, update=update), settings, everybody=only is None)
+    return Store(index_file.open_own(settings, fill), settings, everybody=only is None)
 
 
 def estimate_offsets() -> List[Offset]:
@@ -344,12 +286,8 @@ def _as_it_is(path: Path, config: AccountingConfig) -> Optional[Store]:
     return None
 
 
-def _slowdown(row: Mapping[str, Any], met: str) -> Optional[float]:
+def _slowdown(row: Row, met: bool) -> Optional[float]:
     """Of a run that shared its GPU."""
-    if row["end"] is None or not row["alone_s"] or not met:
+    if row.end is None or not row.alone_s or not met:
         return None
-    return float((row["end"] - row["start"]) * row["gpus"] / row["alone_s"])
-
-
-def _number(text: str) -> Optional[int]:
-    return int(text) if text.isascii() and text.isdigit() else None
+    return (row.end - row.start) * row.gpus / row.alone_s

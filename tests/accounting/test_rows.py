@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.accounting.index.rows import recipe_of, rest_of, run_from, short_gpu_name, split_parts
+from slurm_gpumem.accounting.index import schema
+from slurm_gpumem.accounting.index.job_table import JobTable
+from slurm_gpumem.accounting.index.rows import row_of, short_gpu_name
 from slurm_gpumem.formats.job_record import BadRecordError, job_record_from, parse_job_record
 from tests.accounting.job_records import record
 from tests.formats.any_json import JSON
 
 
 def run(**changes: Any) -> Any:
-    return run_from(parse_job_record(json.dumps(record(**changes)).encode()))
+    return row_of(parse_job_record(json.dumps(record(**changes)).encode()))
 
 
 def test_a_record_becomes_a_row() -> None:
@@ -26,10 +30,23 @@ def test_a_record_becomes_a_row() -> None:
         3600.0,
         "COMPLETED",
     )
-    assert recipe_of(row.recipe) == ("0123456789abcdef", "128", "adam", "fp32", "")
-    rest = rest_of(row.rest)
-    assert (rest.met, rest.exit_code, rest.samples) == ("4 5", "0", "3600")
-    assert split_parts(rest.parts)["activations"] == 9948
+    assert (row.fingerprint, row.batch, row.optimizer, row.precision, row.variant) == (
+        "0123456789abcdef",
+        128,
+        "adam",
+        "fp32",
+        "",
+    )
+    assert (row.met, row.exit_code, row.samples) == ((4, 5), 0, 3600)
+
+
+def test_a_row_is_read_as_it_was_written(tmp_path: Path) -> None:
+    with closing(schema.create(tmp_path / "index")) as index:
+        table = JobTable(index)
+        written = run(met=[4, 5], hints=["near-limit"], notes=["one", "two"])
+        table.put([written])
+        folded = {"state": "COMPLETED", "first_start": written.start, "peak_mib": written.own_peak_mib}
+        assert list(JobTable(index).rows("1")) == [written._replace(id=1, **folded)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e300, "12", True, [1]])
@@ -40,12 +57,11 @@ def test_a_number_that_is_none_is_not_known(value: Any) -> None:
 @given(st.dictionaries(st.sampled_from(sorted(record())), JSON, max_size=6))
 def test_whatever_stands_in_a_record_it_is_a_row_or_refused(changes: Any) -> None:
     try:
-        row = run_from(job_record_from({**record(), **changes}))
+        row = row_of(job_record_from({**record(), **changes}))
     except BadRecordError:
         return
     texts = [value for value in row if isinstance(value, str)]
     assert all("\x00" not in text and text.encode() is not None for text in texts)
-    assert rest_of(row.rest) is not None
     assert row.end is None or row.end >= row.start
 
 

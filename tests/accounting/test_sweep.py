@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.accounting.index.sweep import busy_periods, split_evenly
+from slurm_gpumem.accounting.index.index import split_evenly
 
 
 def test_two_jobs_that_overlap_share_the_time_of_the_overlap() -> None:
@@ -28,5 +28,3 @@ def test_all_parts_together_are_the_time_in_which_anybody_was_there(pairs: List[
     )
     busy = sum(any(start <= second < end for _, start, end in stays) for second in range(80))
     assert sum(split_evenly(stays).values()) == pytest.approx(busy)
-    by_period = {run: taken for period in busy_periods(stays) for run, taken in split_evenly(period).items()}
-    assert by_period == pytest.approx(split_evenly(stays))

@@ -22,7 +22,7 @@ def test_weights_and_cache_of_a_generating_model_are_estimated(
         (tmp_path / path).write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     asked = ["hf:Tiny", "--set", "width=1024", "--generate", "2000", "--input", "100", "--batch-size", "64"]
-    assert estimate.main([*asked, "--gpu", "h200", "--json", "--time-limit", "300"]) == 0
+    assert estimate.main([*asked, "--gpu", "h200", "--json"]) == 0
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
     # The cache in bf16, once more while it grows, beside the context.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 from pathlib import Path
 from typing import List
-from xml.etree import ElementTree
 
 import pytest
 
@@ -116,7 +116,7 @@ def test_fit_refuses_shards_that_no_job_can_have(traced: str, gpu: str, shards: 
     assert _gpumem("fit", traced, "--gpu", gpu, "--shards", str(shards - 1)).returncode == 0
 
 
-def test_an_estimate_never_asks_for_more_shards_than_fit_gives_out() -> None:
+def test_an_estimate_never_asks_for_more_shards_than_fit_gives_out(tmp_path: Path) -> None:
     """Only the margin makes these too large: the request ends at what jobs can have, in whole shards."""
     for batch in ("740", "760"):
         words = ("estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", batch, "--gpu", "h100")
@@ -124,7 +124,9 @@ def test_an_estimate_never_asks_for_more_shards_than_fit_gives_out() -> None:
         assert "request 78.0 GiB = 78 shards" in done.stdout
         assert "does not surely fit" in done.stderr
         assert "one h100 has 78.0 GiB for jobs" in done.stderr
-    result = json.loads(_gpumem(*words, "--shard-mib", "4096", "--json").stdout)
+    site = tmp_path / "gpumem.toml"
+    site.write_text("[sharing]\nshard_mib = 4096\n")
+    result = json.loads(_gpumem(*words, "--json", GPUMEM_SITE_CONFIG=str(site)).stdout)
     assert (result["gpu_usable_mib"], result["request_mib"], result["shards"]) == (76 * 1024, 76 * 1024, 19)
 
 
@@ -200,11 +202,11 @@ def test_why_as_json_adds_up(traced: str) -> None:
     assert result["phases"][0]["name"] == "forward"
 
 
-def test_why_writes_a_picture_that_needs_nothing_else(traced: str, tmp_path: Path) -> None:
-    picture = tmp_path / "w.svg"
-    done = _gpumem("why", traced, "--svg", str(picture))
+def test_why_writes_a_snapshot_for_pytorchs_viewer(traced: str, tmp_path: Path) -> None:
+    file = tmp_path / "w.pickle"
+    done = _gpumem("why", traced, "--snapshot", str(file))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(f"written: {picture}\n")
-    assert ElementTree.fromstring(picture.read_text()).get("viewBox") == "0 0 1000 520"
-    place = f"{tmp_path}/missing/w.svg"
-    assert f"{place}: there is no folder" in _gpumem("why", traced, "--svg", place).stderr
+    assert f"written: {file}; https://pytorch.org/memory_viz" in done.stdout
+    assert {entry["action"] for entry in pickle.loads(file.read_bytes())["device_traces"][0]} >= {"alloc"}
+    place = f"{tmp_path}/missing/w.pickle"
+    assert f"{place}: there is no folder" in _gpumem("why", traced, "--snapshot", place).stderr

@@ -52,8 +52,14 @@ def test_a_command_to_trace_without_its_dashes_is_told_where_they_go() -> None:
 
 def test_what_if_takes_a_file_as_estimate_does(tmp_path: Path) -> None:
     missing = str(tmp_path / "sacct.txt")
-    assert call("what-if", missing).stderr == call("what-if", "--from", missing).stderr
     assert missing in call("what-if", missing).stderr
+
+
+@pytest.mark.parametrize("command", ["estimate", "fit", "why"])
+def test_an_option_of_code_that_only_summarize_has_is_looked_for_there(command: str) -> None:
+    done = call(command, "train.py:build", "--step-callable", "train.py:step")
+    assert done.returncode == 2
+    assert "gpumem summarize takes --step-callable" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["--help"], ["docs"], ["--version"], ["estimate", "--help"]])

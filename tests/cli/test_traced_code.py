@@ -160,14 +160,13 @@ def test_a_summary_comes_from_standard_input(place: Place) -> None:
     assert "standard input is empty" in empty.stderr
 
 
-@pytest.mark.parametrize("command", ["estimate", "fit", "why"])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("command", "options", "said"),
     [
-        (["--optimizer", "sgd"], "not sgd"),
-        (["--precision", "bf16"], "not bf16"),
-        (["--grad-accumulation", "4"], "without gradient accumulation"),
-        (["--loss", "mse"], "not mse"),
+        *((command, ["--optimizer", "sgd"], "not sgd") for command in ("estimate", "fit", "why")),
+        *((command, ["--precision", "bf16"], "not bf16") for command in ("estimate", "fit", "why")),
+        ("fit", ["--grad-accumulation", "4"], "without gradient accumulation"),
+        ("estimate", ["--loss", "mse"], "not mse"),
     ],
 )
 def test_what_a_trace_was_made_without_is_refused(

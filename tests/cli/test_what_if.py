@@ -57,7 +57,7 @@ def _file(tmp_path: Path, *, known: bool, jobs: int = 300) -> str:
 def test_a_history_with_gpu_use_gives_one_figure_each_and_no_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["what-if", "--from", _file(tmp_path, known=True)]) == 0
+    assert main(["what-if", _file(tmp_path, known=True)]) == 0
     text = capsys.readouterr().out
     assert "300 jobs on GPUs by 7 users, 9" in text
     assert "8 × a100 of 40 GiB in 2 nodes (as seen from the jobs" in text
@@ -83,7 +83,7 @@ def test_where_nobody_waited_it_does_not_say_that_the_simulation_fits(
 def test_without_gpu_use_the_answer_is_a_range_and_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["what-if", "--from", _file(tmp_path, known=False), "--names"]) == 0
+    assert main(["what-if", _file(tmp_path, known=False), "--names"]) == 0
     text = capsys.readouterr().out
     assert "assumed 100%" in text
     assert "the ranges are over three assumptions" in text
@@ -95,7 +95,7 @@ def test_without_gpu_use_the_answer_is_a_range_and_says_why(
 def test_sharing_shortens_the_queue_of_a_busy_site_and_its_figures_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["what-if", "--from", _file(tmp_path, known=True), "--json"]) == 0
+    assert main(["what-if", _file(tmp_path, known=True), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     ways = found["totals"]["middle"]
     assert ways["shared"]["waiting_h"] < ways["whole GPUs"]["waiting_h"]
@@ -125,7 +125,7 @@ def test_a_wrong_file_or_option_is_refused(
     path = tmp_path / "f.txt"
     if content is not None:
         path.write_text(content)
-    assert main(["what-if", "--from", str(path), *options]) == 2
+    assert main(["what-if", str(path), *options]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -138,7 +138,7 @@ def test_rows_that_cannot_be_played_are_mentioned_and_the_rest_is_played(
     endless = rows[2].replace("gres/gpu=1", "gres/gpu=999999999").replace("gres/gpu=4", "gres/gpu=999999999")
     # As an editor on another system saves it.
     path.write_bytes(("\ufeff" + "\r\n".join([header, *rows, running, endless]) + "\r\n").encode())
-    assert main(["what-if", "--from", str(path)]) == 0
+    assert main(["what-if", str(path)]) == 0
     text = capsys.readouterr().out
     assert "40 jobs on GPUs" in text
     assert "left out: 2 rows: 1 still running or never started, 1 with an absurd number of GPUs" in text
@@ -149,7 +149,7 @@ def test_a_file_whose_times_nobody_can_read_says_so(
 ) -> None:
     path = Path(_file(tmp_path, known=False, jobs=5))
     path.write_text(re.sub(r"\d{4}-(\d\d)-(\d\d)T", r"\2/\1 ", path.read_text()))
-    assert main(["what-if", "--from", str(path)]) == 2
+    assert main(["what-if", str(path)]) == 2
     assert "Left out: 5 with times that cannot be read" in capsys.readouterr().err
 
 
@@ -159,13 +159,13 @@ def test_mig_instances_stay_as_they_are_and_unknown_types_are_mentioned(
     path = Path(_file(tmp_path, known=True, jobs=60))
     text = path.read_text()
     path.write_text(text.replace("gpu:a100", "gpu:a100_1g.5gb"))
-    assert main(["what-if", "--from", str(path), "--json"]) == 0
+    assert main(["what-if", str(path), "--json"]) == 0
     ways = json.loads(capsys.readouterr().out)["totals"]["middle"]
     assert ways["shared"] == ways["whole GPUs"] == ways["shared, bounded"]
     path.write_text(text.replace("gpu:a100", "gpu:toaster"))
-    assert main(["what-if", "--from", str(path)]) == 0
+    assert main(["what-if", str(path)]) == 0
     assert "toaster of 140 GiB in 2 nodes (as seen from the jobs" in capsys.readouterr().out
-    assert main(["what-if", "--from", str(path), "--gpu-memory", "24G"]) == 0
+    assert main(["what-if", str(path), "--gpu-memory", "24G"]) == 0
     assert "toaster of 24 GiB in 2 nodes" in capsys.readouterr().out
 
 
@@ -174,7 +174,7 @@ def test_a_history_may_come_through_a_pipe(
 ) -> None:
     with open(_file(tmp_path, known=True, jobs=20)) as file:
         monkeypatch.setattr("sys.stdin", file)
-        assert main(["what-if", "--from", "-"]) == 0
+        assert main(["what-if", "-"]) == 0
     assert "20 jobs on GPUs" in capsys.readouterr().out
 
 
@@ -182,9 +182,9 @@ def test_more_gpus_than_the_jobs_showed_can_be_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _file(tmp_path, known=True)
-    assert main(["what-if", "--from", path, "--gpus", "4x4xa100-40gb"]) == 0
+    assert main(["what-if", path, "--gpus", "4x4xa100-40gb"]) == 0
     assert "16 × a100 of 40 GiB in 4 nodes\n" in capsys.readouterr().out
-    assert main(["what-if", "--from", path, "--gpus", "1x1xa100-40gb"]) == 2
+    assert main(["what-if", path, "--gpus", "1x1xa100-40gb"]) == 2
 
 
 def test_the_command_for_another_machine_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

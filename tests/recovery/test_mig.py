@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
-from slurm_gpumem.accounting.index.rows import run_from
+from slurm_gpumem.accounting.index.rows import row_of
 from slurm_gpumem.accounting.types import INSTANCE
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
@@ -70,7 +70,7 @@ def test_a_job_is_measured_on_its_own_instance(site: Site, jobs: Dict[str, str])
     assert record["gpu"][uuid]["name"] == "stand-in MIG 1g.18gb"
     assert record["met"] == []
     assert not list(site.folder("n1").mps.glob("MIG-*"))
-    row = run_from(
+    row = row_of(
         parse_job_record(next((site.root / "records").glob(f"{jobs['fits']}.0.*.json")).read_bytes())
     )
     assert (row.gpu, row.sharing, row.limit_mib) == ("1g.18gb", INSTANCE, 16_384)

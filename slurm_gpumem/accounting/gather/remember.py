@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, TypeVar
+from typing import Dict, List, NamedTuple, Optional, Set, TypeVar
 
-from slurm_gpumem.accounting.index.rows import LEAST_SAMPLES, recipe_of, rest_of
+from slurm_gpumem.accounting.index.job_table import JobTable
+from slurm_gpumem.accounting.index.schema import Row
 from slurm_gpumem.formats.remembered import CpuRun, Recipe, own_file, write_remembered
 from slurm_gpumem.formats.verdicts import CHECKPOINTED
 
 _LATEST = 10
 """Peaks kept of each; more add nothing."""
+_LEAST_SAMPLES = 3
+"""A run with fewer samples may have had its peak missed."""
 _Value = TypeVar("_Value")
 _ByRecipe = Dict[Recipe, Dict[str, List[_Value]]]
 """Recipe → GPU type → values, the latest first."""
@@ -31,34 +34,32 @@ class _Latest(NamedTuple):
 
 def _latest(connection: sqlite3.Connection, uid: int) -> _Latest:
     latest = _Latest({}, {}, {}, set())
-    rows = connection.execute(
-        "SELECT recipe.text, gpu.text, peak_mib, cpus, rest, records, job_id, restarts, cluster FROM job "
-        "JOIN word AS recipe ON recipe.id = job.recipe JOIN word AS gpu ON gpu.id = job.gpu "
-        "WHERE judged = 1 AND uid = ? ORDER BY end DESC",
-        (uid,),
-    )
-    for text, gpu, peak, cpus, rest, records, *run in rows.fetchall():
-        recipe, others = recipe_of(text), rest_of(rest)
-        if records > 1:
-            others = others._replace(alone_sm=_busiest(connection, uid, run))
-        if others.verdict in CHECKPOINTED:
-            latest.savers.add(recipe.fingerprint)
-        samples = others.samples
-        if recipe.known and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
-            _add(latest.peaks, recipe, gpu, peak)
-            if others.alone_sm:
-                _add(latest.activity, recipe, gpu, max(1, round(100 * float(others.alone_sm))))
-            if others.cpus_high and cpus:
-                _add(latest.cpus, recipe, gpu, CpuRun(float(others.cpus_high), cpus))
+    table = JobTable(connection)
+    for row in table.rows("judged = 1 AND uid = ? ORDER BY end DESC", (uid,)):
+        recipe = Recipe(
+            row.fingerprint,
+            "" if row.batch is None else str(row.batch),
+            row.optimizer,
+            row.precision,
+            row.variant,
+        )
+        if row.verdict in CHECKPOINTED:
+            latest.savers.add(row.fingerprint)
+        if recipe.known and row.samples >= _LEAST_SAMPLES and row.peak_mib is not None:
+            _add(latest.peaks, recipe, row.gpu, row.peak_mib)
+            activity = row.alone_sm if row.records == 1 else _busiest(table, row)
+            if activity is not None:
+                _add(latest.activity, recipe, row.gpu, max(1, round(100 * activity)))
+            if row.cpus_high is not None and row.cpus:
+                _add(latest.cpus, recipe, row.gpu, CpuRun(row.cpus_high, row.cpus))
     return latest
 
 
-def _busiest(connection: sqlite3.Connection, uid: int, run: Sequence[int]) -> str:
+def _busiest(table: JobTable, run: Row) -> Optional[float]:
     """The highest activity on any node of a run: the ranks wait for the busiest of them."""
-    rests = connection.execute(
-        "SELECT rest FROM job WHERE job_id = ? AND restarts = ? AND cluster = ? AND uid = ?", (*run, uid)
-    )
-    return max((rest_of(rest).alone_sm for (rest,) in rests), key=lambda part: float(part or 0), default="")
+    same = (run.job_id, run.restarts, table.words[run.cluster], run.uid)
+    ranks = table.rows("job_id = ? AND restarts = ? AND cluster = ? AND uid = ?", same)
+    return max((rank.alone_sm for rank in ranks if rank.alone_sm is not None), default=None)
 
 
 def _add(values: _ByRecipe[_Value], recipe: Recipe, gpu: str, value: _Value) -> None:

@@ -44,6 +44,7 @@ class Scanner:
         self._db = connection
         self._force = force
         self._unsettled = self._read_unsettled()
+        self._is_empty = connection.execute("SELECT 1 FROM job LIMIT 1").fetchone() is None
 
     def scan(self, folders: Iterable[str]) -> List[FolderChanges]:
         """What is new in these folders and in those one level below them."""
@@ -135,7 +136,7 @@ class Scanner:
             match = RECORD_NAME.fullmatch(name)
             if match is None or name in besides:
                 continue
-            if not self._is_known(int(match[1]), int(match[2]), match[3], folder):
+            if self._is_empty or not self._is_known(int(match[1]), int(match[2]), match[3], folder):
                 found.append(name)
         # In order of the jobs: their files were made, and their rows come to lie, in about that order.
         found.sort(key=lambda name: int(name[: name.index(".")]))

@@ -1,317 +1,208 @@
 """Fill the index: rows from records, folded to jobs, GPU time split.
 
-Two ways with the same result. A few new records touch their own jobs and GPUs only. Many at once
-(a first index) are put in first, and everything computed from them is computed again.
+Rows are folded as they come; whose GPU time it was is computed once, at the end, for the times that changed.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from array import array
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from collections import Counter
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.accounting.index import schema
-from slurm_gpumem.accounting.index.rows import Run, rest_of
-from slurm_gpumem.accounting.index.sweep import busy_periods, split_evenly
+from slurm_gpumem.accounting.index.job_table import JobTable
+from slurm_gpumem.accounting.index.rows import error_pm
+from slurm_gpumem.accounting.index.schema import Row
+from slurm_gpumem.accounting.types import JUDGED_STATES
 from slurm_gpumem.formats.verdicts import OOM, SLOT
 
-_JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
-"""Only such jobs show what they needed: others may have ended before their peak."""
-
-_ENDED_BADLY = (schema.FAILED_WORD, schema.REQUEUED_WORD)
-
-_OWN = (*schema.RUN_COLUMNS, *schema.PLACED, *schema.FOLDED)
-_NAMES = ", ".join(f'"{name}"' for name in (*_OWN, "account"))
-_INSERT = (
-    f"INSERT INTO job ({_NAMES}) "
-    f"VALUES ({', '.join('?' * (len(_OWN) + 1))}) "
-    f"ON CONFLICT ({', '.join(schema.RUN_KEY)}) DO UPDATE SET "
-    + ", ".join(
-        f'"{name}" = coalesce(excluded."{name}", "{name}")'
-        if name in ("array_job", "array_task")
-        # Slurm's accounting may have said so before the node did.
-        else f'"{name}" = excluded."{name}"'
-        for name in _OWN
-    )
-)
+Stay = Tuple[int, float, float]
+"""(run, start, end) on one GPU."""
+_ENDED_BADLY = ("FAILED", "REQUEUED")
+_SAME_RUN = " AND ".join(f"{name} = ?" for name in schema.KEY)
 
 
-class PlacedRun(NamedTuple):
-    """A run, where its record lies, and whether that may still change."""
+class _Held(NamedTuple):
+    """What a run had of its node's GPUs."""
 
-    run: Run
-    folder: int
-    settled: bool
-
-
-class Touched(NamedTuple):
-    """A row as it was before, or is after, it was replaced."""
-
-    row: int
+    id: int
     job_id: int
     devices: str
     start: float
     end: Optional[float]
+    slurm_state: int
+
+    def stays(self) -> List[Tuple[int, float, int, float]]:
+        """On each of its GPUs: the GPU, since when, which run, and up to when."""
+        if self.end is None:
+            return []
+        return [(int(device), self.start, self.id, self.end) for device in self.devices.split()]
 
 
 class IndexWriter:
-    """Puts records into an index; the caller holds the transaction."""
+    """Puts records into an index; the caller holds the transaction, and says `finish` at its end."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
-        self._words: Dict[str, int] = dict(connection.execute("SELECT text, id FROM word"))
-        self._devices: Dict[Tuple[str, str], int] = {
-            (node, uuid): number
-            for number, node, uuid in connection.execute("SELECT id, node, uuid FROM device")
-        }
-        self._nameless = {
-            number for (number,) in connection.execute("SELECT id FROM device WHERE memory_mib IS NULL")
-        }
-        self._coded = [at for at, name in enumerate(schema.RUN_COLUMNS) if name in schema.WORDS]
-        self._state = schema.RUN_COLUMNS.index("own_state")
+        self.table = JobTable(connection)
+        self._changed: Dict[int, Tuple[float, float]] = {}
+        """By GPU, from when to when the time on it is to be split again."""
 
-    def word(self, text: str) -> int:
-        """The number of a text, a new one for a new text."""
-        number = self._words.get(text)
-        if number is None:
-            cursor = self._db.execute("INSERT INTO word (text) VALUES (?)", (text,))
-            number = self._words[text] = int(cursor.lastrowid or 0)
-        return number
-
-    def put(self, placed: Iterable[PlacedRun]) -> None:
+    def put(self, rows: Sequence[Row]) -> None:
         """Put rows in, replacing those of the same run."""
-        self._db.executemany(_INSERT, [self._row(one) for one in placed])
+        jobs = {row.job_id for row in rows}
+        before = self._held(jobs)
+        self.table.put(rows)
+        after = self._held(jobs)
+        changed = [held for number, held in after.items() if before.get(number) != held]
+        self._move([before[held.id] for held in changed if held.id in before], changed)
+        runs = Counter([held.job_id for held in after.values()])
+        # Of a job with one run what Slurm said of it, before its record was read again.
+        said = {held.job_id for held in before.values() if held.slurm_state != schema.NONE_WORD}
+        for job_id, count in runs.items():
+            if count > 1 or job_id in said:
+                self.fold(job_id)
 
-    def put_few(self, placed: Sequence[PlacedRun]) -> None:
-        """The same, and all that follows from them."""
-        keys = [self._key(one.run) for one in placed]
-        before = self._touched(keys)
-        self.put(placed)
-        after = self._touched(keys)
-        self.settle(before, after)
-
-    def mark_strangers(self, runs: Iterable[Run]) -> None:
-        """Find those of a user's own runs, all put in by now, that met jobs of others."""
-        for run in runs:
-            met = rest_of(run.rest).met.split()
-            if any(self._is_stranger(int(job_id), self.word(run.cluster)) for job_id in met):
-                (row,) = self._touched([self._key(run)])
-                self._db.execute("UPDATE job SET strangers = 1 WHERE id = ?", (row.row,))
-
-    def _is_stranger(self, job_id: int, cluster: int) -> bool:
-        sql = "SELECT 1 FROM job WHERE job_id = ? AND cluster = ?"
-        return self._db.execute(sql, (job_id, cluster)).fetchone() is None
-
-    def settle(self, before: Sequence[Touched], after: Sequence[Touched]) -> None:
-        """Compute again what follows from rows that were `before` and are `after`."""
-        for job_id in {row.job_id for row in after}:
-            self._fold(job_id)
-        self._move_stays(before, after)
-
-    def compute_all(self) -> None:
-        """Everything that follows from the rows, from nothing; after many were put in."""
-        for (job_id,) in self._db.execute(
-            "SELECT job_id FROM job GROUP BY job_id HAVING count(*) > 1"
-        ).fetchall():
-            self._fold(job_id)
-        self._all_stays()
-        for statement in (schema.INDEXES + schema.ERRORS).split(";"):
+    def finish(self) -> None:
+        """What follows from many rows."""
+        for device, (start, end) in self._changed.items():
+            self._split(device, start, end)
+        self._changed.clear()
+        for statement in schema.INDEXES.split(";"):
             self._db.execute(statement)
 
-    def touched(self, where: str, values: Sequence[Any]) -> List[Touched]:
-        """The rows that a condition names, as they are now."""
-        cursor = self._db.execute(f"SELECT id, job_id, devices, start, end FROM job WHERE {where}", values)
-        return [Touched(*row) for row in cursor]
+    def mark_strangers(self, rows: Iterable[Row]) -> None:
+        """Find those of a user's own runs, all put in by now, that met jobs of others."""
+        for row in rows:
+            if any(self._is_stranger(job_id, row.cluster) for job_id in row.met):
+                self._db.execute(f"UPDATE job SET strangers = 1 WHERE {_SAME_RUN}", self._key(row))
 
-    # -- rows --------------------------------------------------------------------------------------
+    def _is_stranger(self, job_id: int, cluster: str) -> bool:
+        sql = "SELECT 1 FROM job WHERE job_id = ? AND cluster = ?"
+        return self._db.execute(sql, (job_id, self.table.words[cluster])).fetchone() is None
 
-    def _row(self, placed: PlacedRun) -> List[Any]:
-        run = placed.run
-        row: List[Any] = list(run)
-        words = self._words
-        for at in self._coded:
-            try:
-                row[at] = words[row[at]]
-            except KeyError:
-                row[at] = self.word(row[at])
-        peak, state = run.own_peak_mib, row[self._state]
-        judged = bool(peak) and state in _JUDGED
-        devices = run.devices
-        if len(devices) == 1:
-            row[-1] = str(self._device(run.node, devices[0]))
-        else:
-            row[-1] = " ".join([str(self._device(run.node, device)) for device in devices])
-        error = _error_pm(run.estimate_mib, peak) if judged else None
-        row += (
-            placed.folder,
-            placed.settled,
-            0,
-            1,
-            run.start,
-            peak,
-            1,
-            run.restarts + 1,
-            run.oom,
-            state,
-            judged,
-            error,
-            0,
-            schema.NONE_WORD,
-        )
-        return row
+    def _key(self, row: Row) -> Tuple[int, ...]:
+        words = self.table.words
+        return row.job_id, row.restarts, words[row.node], words[row.cluster], row.uid
 
-    def _device(self, node: str, device: Tuple[str, Optional[int], str, Optional[int]]) -> int:
-        uuid, number, name, mib = device
-        known = self._devices.get((node, uuid))
-        if known is None:
-            cursor = self._db.execute(
-                "INSERT INTO device (node, uuid, number, name, memory_mib) VALUES (?, ?, ?, ?, ?)",
-                (node, uuid, number, name, mib),
-            )
-            known = self._devices[node, uuid] = int(cursor.lastrowid or 0)
-            if mib is None:
-                self._nameless.add(known)
-        elif mib is not None and known in self._nameless:
-            # First seen in the record of a job that had just begun: nobody had looked at its GPU yet.
-            self._db.execute(
-                "UPDATE device SET number = ?, name = ?, memory_mib = ? WHERE id = ?",
-                (number, name, mib, known),
-            )
-            self._nameless.discard(known)
-        return known
-
-    def _key(self, run: Run) -> Tuple[int, ...]:
-        """Its values of RUN_KEY."""
-        return run.job_id, run.restarts, self.word(run.node), self.word(run.cluster), run.uid
-
-    def _touched(self, keys: Iterable[Tuple[int, ...]]) -> List[Touched]:
-        where = " AND ".join(f"{name} = ?" for name in schema.RUN_KEY)
-        return [row for key in keys for row in self.touched(where, key)]
+    def _held(self, jobs: Iterable[int]) -> Dict[int, _Held]:
+        """By the rows' numbers, of all runs of these jobs."""
+        columns, among = ", ".join(_Held._fields), ", ".join(map(str, sorted(jobs)))
+        rows = self._db.execute(f"SELECT {columns} FROM job WHERE job_id IN ({among})")
+        return {row[0]: _Held._make(row) for row in rows}
 
     # -- jobs of several runs ----------------------------------------------------------------------
 
-    def _fold(self, job_id: int) -> None:
+    def fold(self, job_id: int) -> None:
         """One head for each job of that number, with what all its runs show."""
-        jobs: Dict[Tuple[int, int], List[sqlite3.Row]] = {}
-        cursor = self._db.cursor()
-        cursor.row_factory = sqlite3.Row
-        for row in cursor.execute("SELECT * FROM job WHERE job_id = ? ORDER BY restarts, node", (job_id,)):
-            jobs.setdefault((row["cluster"], row["uid"]), []).append(row)
+        jobs: Dict[Tuple[str, int], List[Row]] = {}
+        for row in self.table.rows("job_id = ? ORDER BY restarts, node", (job_id,)):
+            jobs.setdefault((row.cluster, row.uid), []).append(row)
         for rows in jobs.values():
-            last = [row for row in rows if row["restarts"] == rows[-1]["restarts"]]
+            last = [row for row in rows if row.restarts == rows[-1].restarts]
             head = last[0]
             done = _succeeded(head, rows)
-            ooms = {row["restarts"] for row in rows if row["oom"]} - done
+            ooms = {row.restarts for row in rows if row.oom} - done
             # A run's own record is closed before recovery has judged it; the next run's says why it was made.
-            found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == OOM} - ooms
             # That is the comment's word: it makes no run that succeeded one that did not.
-            found -= done
+            found = {row.restarts - 1 for row in rows if row.why == OOM} - ooms - done
             self._db.executemany(
                 "UPDATE job SET oom = ? WHERE id = ?",
-                [(row["restarts"] in found, row["id"]) for row in rows if row["restarts"] in found | done],
-            )
-            self._db.executemany(
-                "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state WHERE id = ?",
-                [(row["id"],) for row in rows if row is not head],
+                [(row.restarts in found, row.id) for row in rows if row.restarts in found | done],
             )
             # What a run did up to its slot's end, the next one goes on from.
-            kept = {row["restarts"] for row in rows if rest_of(row["rest"]).verdict == SLOT}
-            kept |= {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == SLOT}
-            redone = {row["restarts"] for row in rows} - kept - {head["restarts"]}
+            kept = {row.restarts for row in rows if row.verdict == SLOT}
+            kept |= {row.restarts - 1 for row in rows if row.why == SLOT}
+            redone = {row.restarts for row in rows} - kept - {head.restarts}
             self._db.executemany(
-                "UPDATE job SET redone = ? WHERE id = ?",
-                [(row["restarts"] in redone, row["id"]) for row in rows],
+                "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state, redone = ? "
+                "WHERE id = ?",
+                [(row.restarts in redone, row.id) for row in rows],
             )
             self._fold_nodes(rows)
-            self._fold_into(head, last, rows, len(ooms | found & {row["restarts"] for row in rows}))
+            self._fold_into(head, last, rows, len(ooms | found & {row.restarts for row in rows}))
 
-    def _fold_nodes(self, rows: Sequence[sqlite3.Row]) -> None:
+    def _fold_nodes(self, rows: Sequence[Row]) -> None:
         """The ranks of a run wait for each other: what neighbours cost the slowest, they cost all."""
-        for restarts in {row["restarts"] for row in rows}:
-            ranks = [row for row in rows if row["restarts"] == restarts]
-            if len(ranks) > 1 and all(row["alone_s"] is not None for row in ranks):
-                least = min(row["alone_s"] / row["gpus"] for row in ranks)
+        for restarts in {row.restarts for row in rows}:
+            ranks = [row for row in rows if row.restarts == restarts]
+            alone = [row.alone_s / row.gpus for row in ranks if row.alone_s is not None]
+            if len(alone) == len(ranks) > 1:
                 self._db.executemany(
-                    "UPDATE job SET alone_s = gpus * ? WHERE id = ?", [(least, row["id"]) for row in ranks]
+                    "UPDATE job SET alone_s = gpus * ? WHERE id = ?", [(min(alone), row.id) for row in ranks]
                 )
 
-    def _fold_into(
-        self, head: sqlite3.Row, last: Sequence[sqlite3.Row], rows: Sequence[sqlite3.Row], ooms: int
-    ) -> None:
-        state = head["slurm_state"]
-        if state is None:
-            # Of a job on several nodes, the node that saw it fail knows best.
-            states = [row["own_state"] for row in last if row["own_state"] != schema.COMPLETED_WORD]
-            state = states[0] if states else head["own_state"]
-        peak = max((row["own_peak_mib"] for row in rows if row["own_peak_mib"] is not None), default=None)
-        judged = bool(peak) and state in _JUDGED
+    def _fold_into(self, head: Row, last: Sequence[Row], rows: Sequence[Row], ooms: int) -> None:
+        # Of a job on several nodes, the node that saw it fail knows best.
+        failed = [row.own_state for row in last if row.own_state != "COMPLETED"]
+        state = head.slurm_state or (failed or [head.own_state])[0]
+        peak = max((row.own_peak_mib for row in rows if row.own_peak_mib is not None), default=None)
+        judged = bool(peak) and state in JUDGED_STATES
         self._db.execute(
             "UPDATE job SET head = 1, first_start = ?, peak_mib = ?, records = ?, attempts = ?, ooms = ?, "
             "state = ?, judged = ?, error_pm = ? WHERE id = ?",
             (
-                min(row["start"] for row in rows),
+                min(row.start for row in rows),
                 peak,
                 len(rows),
                 # Slurm counts; of a run whose node failed there may be no record, or not yet.
-                head["restarts"] + 1,
+                head.restarts + 1,
                 ooms,
-                state,
-                int(judged),
-                _error_pm(head["estimate_mib"], peak) if judged else None,
-                head["id"],
+                self.table.words[state],
+                judged,
+                error_pm(head.estimate_mib, peak) if judged else None,
+                head.id,
             ),
         )
 
     # -- whose GPU time it was ---------------------------------------------------------------------
 
-    def _move_stays(self, before: Sequence[Touched], after: Sequence[Touched]) -> None:
-        """Stays of these rows, and the time of all jobs beside them."""
-        ranges: List[Tuple[int, float, float]] = []
-        for row in before:
-            for device in map(int, row.devices.split()):
-                self._db.execute(
-                    "DELETE FROM stay WHERE device = ? AND start = ? AND run = ?",
-                    (device, row.start, row.row),
-                )
-                if row.end is not None:
-                    ranges.append((device, row.start, row.end))
-        for row in after:
-            # As if alone; the splits below take from it what others were there for.
-            self._db.execute("UPDATE job SET used_s = (end - start) * gpus WHERE id = ?", (row.row,))
-            for device in map(int, row.devices.split()) if row.end is not None else ():
-                assert row.end is not None
-                self._db.execute(
-                    "INSERT OR REPLACE INTO stay VALUES (?, ?, ?, ?, ?)",
-                    (device, row.start, row.row, row.end, row.end - row.start),
-                )
-                self._db.execute(
-                    "UPDATE device SET longest_s = max(longest_s, ?) WHERE id = ?",
-                    (row.end - row.start, device),
-                )
-                ranges.append((device, row.start, row.end))
-        for device, start, end in ranges:
-            self._split(device, start, end)
+    def _move(self, before: Iterable[_Held], after: Iterable[_Held]) -> None:
+        """Runs' stays; a run's time is its own until it is split with all who were there."""
+        gone = [stay for held in before for stay in held.stays()]
+        come = sorted(stay for held in after for stay in held.stays())
+        self._db.executemany(
+            "DELETE FROM stay WHERE device = ? AND start = ? AND run = ?", [stay[:3] for stay in gone]
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO stay (device, start, run, end, used) VALUES (?1, ?2, ?3, ?4, ?4 - ?2)",
+            come,
+        )
+        if before:
+            self._db.executemany(
+                "UPDATE job SET used_s = (end - start) * gpus WHERE id = ?", [(held.id,) for held in after]
+            )
+        for device, start, _, end in (*gone, *come):
+            first, last = self._changed.get(device, (start, end))
+            self._changed[device] = min(start, first), max(end, last)
 
     def _split(self, device: int, start: float, end: float) -> None:
         """Split a GPU's time again for all who were there in a range."""
+        self._db.execute(
+            "UPDATE device SET longest_s = max(longest_s, (SELECT coalesce(max(end - start), 0) FROM stay "
+            "WHERE device = ? AND start >= ? AND start <= ?)) WHERE id = ?",
+            (device, start, end, device),
+        )
         affected = self._on_device(device, start, end)
         if not affected:
             return
         around = self._on_device(device, min(stay[1] for stay in affected), max(stay[2] for stay in affected))
         taken = split_evenly([stay[:3] for stay in around])
-        for run, began, _, used in affected:
-            if abs(taken[run] - (used or 0.0)) > 1e-6:
-                self._db.execute(
-                    "UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?",
-                    (taken[run], device, began, run),
-                )
-                self._db.execute(
-                    "UPDATE job SET used_s = used_s + ? WHERE id = ?", (taken[run] - (used or 0.0), run)
-                )
+        changed = [
+            (taken[run], taken[run] - used, device, began, run)
+            for run, began, _, used in affected
+            if abs(taken[run] - used) > 1e-6
+        ]
+        self._db.executemany(
+            "UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?",
+            [(used, *place) for used, _, *place in changed],
+        )
+        self._db.executemany(
+            "UPDATE job SET used_s = used_s + ? WHERE id = ?",
+            [(more, run) for _, more, _, _, run in changed],
+        )
 
-    def _on_device(
-        self, device: int, start: float, end: float
-    ) -> List[Tuple[int, float, float, Optional[float]]]:
+    def _on_device(self, device: int, start: float, end: float) -> List[Tuple[int, float, float, float]]:
         longest = self._db.execute("SELECT longest_s FROM device WHERE id = ?", (device,)).fetchone()[0]
         return self._db.execute(
             "SELECT run, start, end, used FROM stay "
@@ -319,57 +210,33 @@ class IndexWriter:
             (device, start - longest - 1, max(end, start + 1e-3), start),
         ).fetchall()
 
-    def _all_stays(self) -> None:
-        self._db.execute("DELETE FROM stay")
-        self._db.execute("UPDATE job SET used_s = (end - start) * gpus WHERE used_s <> (end - start) * gpus")
-        self._db.execute(
-            "INSERT INTO stay SELECT CAST(devices AS INTEGER), start, id, end, end - start FROM job "
-            "WHERE end IS NOT NULL AND devices <> '' AND devices NOT LIKE '% %' ORDER BY 1, 2, 3"
-        )
-        several = self._db.execute(
-            "SELECT id, devices, start, end FROM job WHERE end IS NOT NULL AND devices LIKE '% %'"
-        )
-        for run, devices, start, end in several.fetchall():
-            self._db.executemany(
-                "INSERT OR REPLACE INTO stay VALUES (?, ?, ?, ?, ?)",
-                [(int(device), start, run, end, end - start) for device in devices.split()],
-            )
-        last = self._db.execute("SELECT coalesce(max(id), 0) FROM job").fetchone()[0]
-        # By the runs' numbers, so that in the end the rows are changed in the order in which they lie.
-        less = array("d", bytes(8 * (last + 1)))
-        for (device,) in self._db.execute("SELECT id FROM device").fetchall():
-            self._split_all(device, less)
-        self._db.executemany(
-            "UPDATE job SET used_s = used_s - ? WHERE id = ?",
-            ((seconds, run) for run, seconds in enumerate(less) if seconds),
-        )
 
-    def _split_all(self, device: int, less: array[float]) -> None:
-        """Split all of a GPU's time; `less` is what each run took less than the whole of it."""
-        sql = "SELECT run, start, end FROM stay WHERE device = ? ORDER BY start"
-        stays = self._db.execute(sql, (device,)).fetchall()
-        longest = max((end - start for _, start, end in stays), default=0.0)
-        self._db.execute("UPDATE device SET longest_s = ? WHERE id = ?", (longest, device))
-        shares = []
-        for period in busy_periods(stays):
-            if len(period) > 1:
-                taken = split_evenly(period)
-                for run, start, end in period:
-                    less[run] += end - start - taken[run]
-                    shares.append((taken[run], device, start, run))
-        self._db.executemany("UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?", shares)
-
-
-def _succeeded(head: sqlite3.Row, rows: Sequence[sqlite3.Row]) -> Set[int]:
+def _succeeded(head: Row, rows: Sequence[Row]) -> Set[int]:
     """The restarts of runs that ended well on all their nodes, or so Slurm says."""
-    done = {row["restarts"] for row in rows}
-    done -= {row["restarts"] for row in rows if row["own_state"] != schema.COMPLETED_WORD}
+    done = {row.restarts for row in rows} - {row.restarts for row in rows if row.own_state != "COMPLETED"}
     # Slurm speaks of the job's last run, whose record may not have come from its node yet.
-    if head["slurm_state"] == schema.COMPLETED_WORD and head["own_state"] not in _ENDED_BADLY:
-        done.add(head["restarts"])
+    if head.slurm_state == "COMPLETED" and head.own_state not in _ENDED_BADLY:
+        done.add(head.restarts)
     return done
 
 
-def _error_pm(estimate: Optional[int], peak: Optional[int]) -> Optional[int]:
-    """|error| in thousandths of the peak; huge ones are capped."""
-    return min(1_000_000, round(abs(estimate / peak - 1) * 1000)) if estimate and peak else None
+def split_evenly(stays: Sequence[Stay]) -> Dict[int, float]:
+    """Seconds of the GPU that each run took: the time it was there, divided by how many were."""
+    taken = dict.fromkeys((run for run, _, _ in stays), 0.0)
+    lasting = [stay for stay in stays if stay[2] > stay[1]]
+    moments = sorted(
+        [(start, 1, run) for run, start, _ in lasting] + [(end, 0, run) for run, _, end in lasting]
+    )
+    here: List[int] = []
+    before = 0.0
+    for moment, comes, run in moments:
+        if here and moment > before:
+            part = (moment - before) / len(here)
+            for other in here:
+                taken[other] += part
+        before = moment
+        if comes:
+            here.append(run)
+        else:
+            here.remove(run)
+    return taken

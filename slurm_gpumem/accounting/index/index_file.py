@@ -30,22 +30,19 @@ def readable_site_index(config: AccountingConfig) -> Optional[Path]:
     return path if not own and os.access(path, os.R_OK, effective_ids=True) else None
 
 
-def open_own(
-    config: AccountingConfig, fill: Callable[[sqlite3.Connection], object], *, update: bool
-) -> sqlite3.Connection:
-    """The index to write to, brought up to date when `update`; a new one is made beside it and moved in."""
+def open_own(config: AccountingConfig, fill: Callable[[sqlite3.Connection], object]) -> sqlite3.Connection:
+    """The index to write to, brought up to date; a new one is made beside it and moved in."""
     path = _folder(config) / NAME
     source = "\n".join(config.folders)
     try:
         connection = _existing(path, source)
         if connection is not None:
-            if update:
-                try:
-                    fill(connection)
-                except sqlite3.OperationalError as error:
-                    # Somebody else is at it, or the disk is full: what is there still answers.
-                    if "locked" not in str(error) and "full" not in str(error):
-                        raise
+            try:
+                fill(connection)
+            except sqlite3.OperationalError as error:
+                # Somebody else is at it, or the disk is full: what is there still answers.
+                if "locked" not in str(error) and "full" not in str(error):
+                    raise
             return connection
     except sqlite3.DatabaseError:
         # Damaged, by a full disk or a half copy. It holds nothing that is not in the records.

@@ -1,9 +1,6 @@
-"""The index: its tables, and how a connection to it is opened.
+"""The index: what stands in a row of `job`, its tables, and how a connection to them is opened.
 
-One row of `job` is one record, that is one run of a user's job on one node. The user belongs to the key: a
-cluster that starts to count again gives the number of one user's job to another's. Among the rows of a job
-one is its head: it stands for the job in lists, and holds what is folded over the runs. Names are numbers of
-the table `word`.
+`Row` is the schema: the table is made from its fields, and rows are written and read by them.
 """
 
 from __future__ import annotations
@@ -11,39 +8,159 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
-from typing import Tuple
+from typing import Annotated, Dict, Iterable, NamedTuple, Optional, Tuple, get_type_hints
 
-from slurm_gpumem.accounting.index.rows import Run
+from slurm_gpumem.accounting.types import Device
 
-VERSION = 11
+VERSION = 12
 """Of the tables; an index of another version is rebuilt."""
 
-WORDS = frozenset(
-    ["cluster", "node", "user", "partition", "model", "recipe", "estimator", "gpu", "sharing", "own_state"]
-)
-"""Columns from the record that hold numbers of the table `word`."""
-RUN_COLUMNS: Tuple[str, ...] = Run._fields
-RUN_KEY = ("job_id", "restarts", "node", "cluster", "uid")
+Word = Annotated[str, "word"]
+"""A text that many rows share: in the table its number in the table `word`."""
+Numbers = Tuple[int, ...]
+Lines = Tuple[str, ...]
+Devices = Tuple[Device, ...]
+"""In the table their numbers in the table `device`."""
+
+
+class Row(NamedTuple):
+    """One job record, that is one run of a user's job on one node.
+
+    Among the rows of a job one is its head: it stands for the job in lists, and holds what is folded over the
+    runs. What has a default is not the record's.
+    """
+
+    # -- from the record
+    job_id: int
+    restarts: int
+    start: float
+    end: Optional[float]
+    gpus: int
+    day: int
+    """The local day of its start, counted from 1970."""
+    user: Word
+    model: Word
+    gpu: Word
+    """The GPUs' type, in short."""
+    partition: Word
+    sharing: Word
+    estimator: Word
+    shards: Optional[int]
+    limit_mib: Optional[int]
+    gpu_mib: Optional[int]
+    own_peak_mib: Optional[int]
+    estimate_mib: Optional[int]
+    request_mib: Optional[int]
+    oom: bool
+    used_s: Optional[float]
+    """GPU-seconds; its part of them where others were there."""
+    would_s: Optional[float]
+    """GPU-seconds of a job that was only observed, had it shared by its request."""
+    alone_s: Optional[float]
+    """GPU-seconds that it would have taken without neighbours; None where that is not known."""
+    guessed: Optional[bool]
+    """Of a run that shared its GPU: whether that rests on predicted activity."""
+    energy_j: Optional[float]
+    idle_energy_j: Optional[float]
+    """Its part of the energy while none of its GPU's jobs held memory."""
+    idle_s: Optional[float]
+    """GPU-seconds in which it held memory and the GPU did nothing."""
+    sm_share: Optional[float]
+    cpus: Optional[int]
+    """CPUs that it held on this node."""
+    cpus_mean: Optional[float]
+    """CPUs that it kept busy, over all of its time."""
+    judged: bool
+    """Only such a job shows what it needed: others may have ended before their peak."""
+    error_pm: Optional[int]
+    """|error| of the estimate in thousandths, of jobs that are judged."""
+    node: Word
+    cluster: Word
+    uid: int
+    """The user belongs to the key: a cluster that starts to count again gives the number of one user's job to
+    another's."""
+    folder: int
+    """Where its record lies."""
+    settled: bool
+    """Whether the record will not change any more."""
+    own_state: Word
+    fingerprint: Word
+    batch: Optional[int]
+    optimizer: Word
+    precision: Word
+    variant: Word
+    verdict: Word
+    why: Word
+    """Of a run that recovery started: why the run before it ended."""
+    exit_code: Optional[int]
+    signal: Optional[int]
+    samples: int
+    mean_mib: Optional[int]
+    gpu_sm: Optional[float]
+    alone_by: Word
+    """Where `alone_s` is known from."""
+    alone_sm: Optional[float]
+    """Its SM activity while it had its GPU to itself."""
+    cpus_high: Optional[float]
+    """CPUs that it kept busy at most in nearly all of its busy time."""
+    slots: Optional[int]
+    """Time slots that ended with a checkpoint, up to this run's end."""
+    array_job: Optional[int]
+    array_task: Optional[int]
+    said: str
+    """How much slower its owner was told it runs while sharing."""
+    parts: str
+    devices: Devices
+    met: Numbers
+    hints: Lines
+    notes: Lines
+    # -- folded
+    head: bool = True
+    state: Word = ""
+    first_start: float = 0.0
+    peak_mib: Optional[int] = None
+    records: int = 1
+    attempts: int = 1
+    ooms: int = 0
+    redone: bool = False
+    """A later run did its work again."""
+    strangers: bool = False
+    """It met jobs whose records are not ours to read: then the GPU's time cannot be split. In root's index
+    nobody is a stranger."""
+    # -- from Slurm's accounting
+    account: Word = ""
+    job_name: str = ""
+    submit: Optional[float] = None
+    wait_s: Optional[float] = None
+    slurm_state: Word = ""
+    joined: Optional[bool] = None
+    """False: Slurm does not know the job, and is not asked again."""
+    id: int = 0
+    """SQLite's number of the row."""
+
+
+KEY = ("job_id", "restarts", "node", "cluster", "uid")
 """What names a run."""
-PLACED = ("folder", "settled", "strangers")
-"""Where its record lies, whether that may still change, and whether it met jobs whose records are not ours to
-read: then the GPU's time cannot be split. In root's index nobody is a stranger."""
-FOLDED = (
-    "head",
-    "first_start",
-    "peak_mib",
-    "records",
-    "attempts",
-    "ooms",
-    "state",
-    "judged",
-    "error_pm",
-    "redone",
-)
-"""Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged;
-`redone`: a later run did its work again."""
-JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined")
-"""Columns from Slurm's accounting."""
+AT_FIRST = {
+    "head": "1",
+    "state": "own_state",
+    "first_start": "start",
+    "peak_mib": "own_peak_mib",
+    "records": "1",
+    "attempts": "restarts + 1",
+    "ooms": "oom",
+    "redone": "0",
+    "strangers": "0",
+}
+"""What is folded of a run that is, as far as is known, its job's only one: SQL of the record's columns."""
+WRITTEN: Tuple[str, ...] = tuple(name for name in Row._fields if name not in Row._field_defaults)
+"""What a record gives."""
+_KINDS = get_type_hints(Row, include_extras=True)
+_SQL_TYPES: Dict[object, str] = {
+    **dict.fromkeys((int, bool, Optional[int], Optional[bool], Word), "INTEGER"),
+    **dict.fromkeys((float, Optional[float]), "REAL"),
+    **dict.fromkeys((str, Numbers, Lines, Devices), "TEXT"),
+}
 FIXED_WORDS = (
     "", "shared", "whole", "observed", "COMPLETED", "TIMEOUT", "RUNNING", "FAILED", "remembered", "REQUEUED"
 )  # fmt: skip
@@ -53,41 +170,28 @@ COMPLETED_WORD, TIMEOUT_WORD, RUNNING_WORD, FAILED_WORD, REMEMBERED_WORD, REQUEU
 _CACHE_KIB = 65_536
 DIMENSIONS = ("user", "account", "model", "gpu", "partition", "day")
 
-_REALS = frozenset(
-    [
-        "start",
-        "end",
-        "energy_j",
-        "idle_energy_j",
-        "idle_s",
-        "alone_s",
-        "cpus_mean",
-        "sm_share",
-        "submit",
-        "wait_s",
-        "used_s",
-        "would_s",
-        "first_start",
-    ]
-)
-_TEXTS = frozenset(("rest", "devices", "job_name"))
+
+def fields_of(kind: object) -> Tuple[int, ...]:
+    """The places in a row of the fields of such a type."""
+    return tuple(at for at, name in enumerate(Row._fields) if _KINDS[name] == kind)
 
 
 def _column(name: str) -> str:
-    kind = "REAL" if name in _REALS else "TEXT" if name in _TEXTS else "INTEGER"
-    return f'"{name}" {kind}'
+    if name == "id":
+        return "id INTEGER PRIMARY KEY"
+    kind = _KINDS[name]
+    empty = f" DEFAULT {NONE_WORD}" if kind == Word else " DEFAULT ''" if kind is str else ""
+    return f'"{name}" {_SQL_TYPES[kind]}{empty}'
 
 
-_OF_ALL = (*RUN_COLUMNS, *PLACED, *FOLDED, *JOINED)
-_SUMMED = (
-    "start", "end", "gpus", "user", "account", "model", "gpu", "partition", "day", "head", "judged",
-    "state", "sharing", "estimator", "shards", "limit_mib", "gpu_mib", "own_peak_mib", "peak_mib",
-    "estimate_mib", "request_mib", "error_pm", "ooms", "oom", "used_s", "would_s", "energy_j", "sm_share",
-    "idle_energy_j", "idle_s", "alone_s", "guessed", "cpus", "cpus_mean", "redone", "wait_s",
-    "strangers", "job_id",
-)  # fmt: skip
-"""What summaries read: first in the row, since SQLite steps through a row from its begin."""
-ALL_COLUMNS: Tuple[str, ...] = (*_SUMMED, *(name for name in _OF_ALL if name not in _SUMMED))
+_IN_ORDER = sorted(Row._fields, key=lambda name: _SQL_TYPES[_KINDS[name]] == "TEXT")
+"""Long texts last: SQLite steps through a row from its begin."""
+
+
+def names(fields: Iterable[str]) -> str:
+    """Columns as SQL names them."""
+    return ", ".join(f'"{name}"' for name in fields)
+
 
 TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -98,10 +202,10 @@ CREATE TABLE folder (id INTEGER PRIMARY KEY, path TEXT UNIQUE, owner INTEGER, st
     looked REAL, took REAL);
 CREATE TABLE book (path TEXT PRIMARY KEY, inode INTEGER, read INTEGER, grown REAL) WITHOUT ROWID;
 CREATE TABLE bad (path TEXT PRIMARY KEY, reason TEXT, count INTEGER) WITHOUT ROWID;
-CREATE TABLE job (id INTEGER PRIMARY KEY, {", ".join(map(_column, ALL_COLUMNS))});
+CREATE TABLE job ({", ".join(map(_column, _IN_ORDER))});
 CREATE TABLE stay (device INTEGER, start REAL, run INTEGER, end REAL, used REAL,
     PRIMARY KEY (device, start, run)) WITHOUT ROWID;
-CREATE UNIQUE INDEX job_run ON job ({", ".join(RUN_KEY)});
+CREATE UNIQUE INDEX job_run ON job ({names(KEY)});
 """
 
 UNJOINED = "joined IS NULL AND head = 1"
@@ -111,17 +215,14 @@ INDEXES = f"""
 CREATE INDEX IF NOT EXISTS job_unsettled ON job (id) WHERE settled = 0;
 CREATE INDEX IF NOT EXISTS job_start ON job (start);
 CREATE INDEX IF NOT EXISTS job_user ON job (user, start);
-CREATE INDEX IF NOT EXISTS job_remember ON job (recipe) WHERE judged = 1;
 CREATE INDEX IF NOT EXISTS job_array ON job (array_job) WHERE array_job IS NOT NULL;
 CREATE INDEX IF NOT EXISTS job_unjoined ON job (start) WHERE {UNJOINED};
-"""
-"""Made after the first filling, which is quicker so."""
-
-ERRORS = "".join(
+""" + "".join(
     f"CREATE INDEX IF NOT EXISTS error_{name} ON job ({name}, error_pm) WHERE judged = 1;\n"
     for name in DIMENSIONS
 )
-"""Medians by group are read off these in order, without sorting."""
+"""Made after the first filling, which is quicker so. Medians by group are read off the last ones in order,
+without sorting."""
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:

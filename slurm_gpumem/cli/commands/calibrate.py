@@ -18,7 +18,7 @@ from slurm_gpumem.terminal.say import say
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    python = _python_of(args.environment) if args.environment else args.python
+    python = _python_of(args.environment) if args.environment else sys.executable
     result = calibrate(python, args.name, time.strftime("%Y-%m-%d"))
     print(result.as_toml(), end="")
     for note in result.notes:
@@ -60,13 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--environment",
         type=Path,
         metavar="DIR",
-        help="virtual or conda environment that jobs use, instead of --python",
+        help="virtual or conda environment that jobs use, with PyTorch (default: this one)",
     )
     parser.add_argument("--print", action="store_true", help="print the entry, write nothing")
-    parser.add_argument(
-        "--python",
-        default=sys.executable,
-        metavar="PATH",
-        help="interpreter that has PyTorch (default: this one)",
-    )
     return parser

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 from typing import List
 
 from slurm_gpumem.accounting.gather.upkeep import Upkeep, keep_up
@@ -25,12 +24,12 @@ def main(argv: List[str]) -> int:
             "gpumem collect gathers everybody's records and must run as root; yours: gpumem report"
         )
     config = load_accounting_config()
-    store = args.to or config.dir
+    store = config.dir
     if not args.index_only and not store.is_dir():
         raise UsageError(
             f"{store}: no such folder; make it, or name another with accounting.dir in gpumem.toml"
         )
-    spool = None if args.index_only else args.spool or config.spool
+    spool = None if args.index_only else config.spool
     done = keep_up(config, spool, store, args.older, lambda: ProgressBar("indexing job records"))
     for note in done.notes:
         say(note)
@@ -49,8 +48,6 @@ def _line(done: Upkeep) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="gpumem collect", description=__doc__)
-    parser.add_argument("--spool", type=Path, metavar="DIR", help="where nodes write (default: node.spool)")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="the store (default: accounting.dir)")
     parser.add_argument(
         "--older",
         type=age,

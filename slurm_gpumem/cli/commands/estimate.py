@@ -8,19 +8,21 @@ from typing import List, Sequence, Tuple
 
 from slurm_gpumem.cli.options.options import (
     COVERAGE_HELP,
-    add_environment_options,
-    add_ranks,
+    add_gpu,
+    add_gpus,
+    add_json,
+    add_python,
+    add_set,
+    add_torch,
     help_formatter,
     named_summary,
     own_options,
-    positive,
 )
 from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.screen_options import add_units
 from slurm_gpumem.cli.options.target_options import (
     TARGET_HELP,
-    add_code_options,
     add_generate_option,
+    add_target_options,
     traced_subject,
 )
 from slurm_gpumem.config.load import Config, load_config
@@ -28,10 +30,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.resolve import resolve_job
 from slurm_gpumem.estimators.types import (
-    INPUT_DTYPES,
     LOSSES,
-    OPTIMIZERS,
-    PRECISIONS,
     Estimate,
     Gpu,
     TrainingJob,
@@ -42,7 +41,6 @@ from slurm_gpumem.submission.job.settings import JobSettings, job_settings
 from slurm_gpumem.submission.kept_estimates import estimate_once, memory_once
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say
-from slurm_gpumem.units import sizes_in
 
 ALL = "all"
 
@@ -50,11 +48,6 @@ ALL = "all"
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    with sizes_in(args.units):
-        return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     _check(args)
     config = load_config()
     if args.directive or args.check:
@@ -63,7 +56,7 @@ def _run(args: argparse.Namespace) -> int:
         return line_command(args, config, _subject)
     settings = job_settings(config, (), os.environ, own_options(args))
     settings = settings.under(job_environment(os.environ))
-    shard_mib = args.shard_mib or config.sharing.shard_mib
+    shard_mib = config.sharing.shard_mib
     summary, job, notes = _subject(args, settings)
     estimator = settings.text("estimator") or "auto"
     registry.refuse_guess(summary, estimator)
@@ -197,27 +190,24 @@ def _parser() -> argparse.ArgumentParser:
         help=f"file with a model summary, - for standard input, or code: {TARGET_HELP}; "
         "--write and --check find it in the script's #GPUMEM model= where it is left out",
     )
+    add_target_options(parser)
     job = parser.add_argument_group("the job")
-    job.add_argument("--batch-size", metavar="N", help="samples per GPU (default: the summary's)")
-    job.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: adam)")
-    job.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
-    add_ranks(job)
-    job.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
-    job.add_argument("--checkpointing", action="store_true", help="activation checkpointing is on")
+    add_gpus(job)
+    job.add_argument(
+        "--strategy",
+        metavar="NAME",
+        help="how they divide the work: ddp (default); others are not estimated (gpumem docs several-gpus)",
+    )
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
     job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
-    job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
-    add_environment_options(job)
+    add_torch(job)
     job.add_argument(
         "--max-slowdown", metavar="X", help="how many times as long a step may take while sharing"
     )
     job.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
-    parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
+    add_gpu(parser)
     names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
-    parser.add_argument(
-        "--shard-mib", type=positive, metavar="MIB", help="MiB per shard (default: the site's)"
-    )
     parser.add_argument(
         "--explain", action="store_true", help="where every megabyte goes, and what would change it"
     )
@@ -238,8 +228,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JOB.SH",
         help="whether this script's memory line still holds: 0 yes, 1 no, and why; changes nothing",
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable, schema gpumem-estimate/1")
-    add_code_options(parser)
+    add_json(parser, "gpumem-estimate/1")
+    code = parser.add_argument_group("the model's code")
+    add_set(code)
+    add_python(code)
     add_generate_option(parser)
-    add_units(parser)
     return parser

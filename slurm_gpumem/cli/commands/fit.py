@@ -9,13 +9,13 @@ from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options.options import (
     COVERAGE_HELP,
-    add_environment_options,
-    add_ranks,
+    add_gpus,
+    add_json,
+    add_torch,
     own_options,
     positive,
 )
 from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.screen_options import add_units
 from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
@@ -29,7 +29,7 @@ from slurm_gpumem.submission.job.settings import ANY_GPU, job_settings
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
-from slurm_gpumem.units import format_mib, sizes_in
+from slurm_gpumem.units import format_mib
 
 USUAL_GPUS = ("t4", "v100", "rtx4090", "a100", "a100-80gb", "h100", "h200")
 """Shown when none is named and no cluster answers: one for each size that clusters usually have."""
@@ -38,13 +38,8 @@ USUAL_GPUS = ("t4", "v100", "rtx4090", "a100", "a100-80gb", "h100", "h200")
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    with sizes_in(args.units):
-        return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     config = load_config()
-    shard_mib = args.shard_mib or config.sharing.shard_mib
+    shard_mib = config.sharing.shard_mib
     named = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else [])
     named = [name for name in named if name.lower() != ANY_GPU]
     gpus, notes = _large_enough(_gpus(named, config, shard_mib), args.shards, shard_mib)
@@ -109,13 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         help="GPU type (repeat; default: the cluster's)",
     )
     parser.add_argument("--shards", type=positive, metavar="N", help="in this many shards instead of a GPU")
-    parser.add_argument(
-        "--shard-mib", type=positive, metavar="MIB", help="MiB per shard (default: the site's)"
-    )
     parser.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
-    parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
-    add_environment_options(parser)
-    add_ranks(parser)
+    add_json(parser, SCHEMA)
+    add_torch(parser)
+    add_gpus(parser)
     add_target_options(parser)
-    add_units(parser)
     return parser

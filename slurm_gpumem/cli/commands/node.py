@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import List
 
 from slurm_gpumem.cli.options.parser import Parser
@@ -19,7 +18,7 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     from slurm_gpumem.node.status import as_json, read_status, render
 
-    folder, config = RunFolder(args.run_dir or run_dir()), load_node_config(site_config_path())
+    folder, config = RunFolder(run_dir()), load_node_config(site_config_path())
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     if args.json:
         print(json.dumps(as_json(read_status(folder, config))))
@@ -33,5 +32,4 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     status = commands.add_parser("status", help="show this node's shared GPUs")
     status.add_argument("--json", action="store_true", help="for programs")
-    status.add_argument("--run-dir", type=Path, help="the node's state folder (default /run/gpumem)")
     return parser

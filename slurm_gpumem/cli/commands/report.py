@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
+from slurm_gpumem.cli.options.options import add_color, add_units
 from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.screen_options import add_color, add_units
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.report import fields
 from slurm_gpumem.report.times import joined_times, parse_time
@@ -58,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
     columns = fields.columns(args.format or (fields.LONG if args.long else fields.DEFAULT))
     filters = _filters(args)
     with ProgressBar("indexing job records") as bar:
-        store = open_store(update=not args.no_update, force=args.update, progress=bar)
+        store = open_store(force=args.update, progress=bar)
     with store:
         if args.html:
             from slurm_gpumem.report.html.write import write_html
@@ -337,5 +337,4 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--update", action="store_true", help="look for new records even if that was just done"
     )
-    parser.add_argument("--no-update", action="store_true", help="answer from the index as it is")
     return parser

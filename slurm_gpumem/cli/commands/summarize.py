@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional
 
 from slurm_gpumem.cli.options.options import own_options
 from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_target_options, trace, trace_request
+from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_code_options, trace, trace_request
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save
@@ -106,5 +106,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", action="store_true", help=f"what was done as JSON, schema {SCHEMA} (needs -o)"
     )
-    add_target_options(parser)
+    add_code_options(parser)
     return parser

@@ -8,12 +8,13 @@ import sys
 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.types import MODULE_LOADING
+from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS
 from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.summaries.input_shape import SEVERAL
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.units import parse_seconds
+from slurm_gpumem.terminal.colour import CHOICES
+from slurm_gpumem.units import UNITS, parse_seconds
 
 COVERAGE_HELP = "share of jobs like it that the request is to hold for, like 0.9 (default: the site's)"
 
@@ -60,24 +61,75 @@ def age(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not an age; write it like 2d, 12h or 0s") from None
 
 
-def add_environment_options(group: argparse._ActionsContainer) -> None:
+def add_torch(group: argparse._ActionsContainer) -> None:
     """What decides the CUDA context on a GPU that nobody calibrated."""
     group.add_argument("--torch", metavar="VERSION", help="the job's PyTorch, like 2.6 or 2.6.0+cu124")
-    group.add_argument(
-        "--module-loading", metavar="NAME", help=f"{', '.join(MODULE_LOADING)}: how CUDA loads modules"
-    )
 
 
-def add_ranks(parser: argparse._ActionsContainer) -> None:
-    """The GPUs that a job runs on."""
+def add_gpus(parser: argparse._ActionsContainer) -> None:
+    """The number of GPUs that a job runs on."""
     parser.add_argument(
         "--gpus", type=positive, metavar="N", help="GPUs of the job (default: as traced, else 1)"
     )
-    parser.add_argument(
-        "--strategy",
-        metavar="NAME",
-        help="how they divide the work: ddp (default); others are not estimated (gpumem docs several-gpus)",
+
+
+def add_training_options(step: argparse._ActionsContainer, optimizers: str = "") -> None:
+    """How a model is trained, for every command that answers about one."""
+    step.add_argument("--batch-size", metavar="N", help="samples per GPU and step (default: the summary's)")
+    step.add_argument(
+        "--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)}{optimizers} (default: adam)"
     )
+    step.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
+    step.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
+    step.add_argument("--checkpointing", action="store_true", help="activation checkpointing of every block")
+
+
+def add_input(parser: argparse._ActionsContainer) -> None:
+    """What goes into the model."""
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SHAPE",
+        help="one sample's shape: 3x224x224; with a name and a type: input_ids=128:int64; B where the batch "
+        "is not first: 35,B,512 (repeat for several inputs); also where a summary has no shapes",
+    )
+
+
+def add_set(parser: argparse._ActionsContainer) -> None:
+    """What the model is built with."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="argument of the callable, or field of the Hugging Face configuration (repeat)",
+    )
+
+
+def add_python(parser: argparse._ActionsContainer) -> None:
+    """Where the model's libraries are."""
+    parser.add_argument("--python", metavar="PATH", help="another environment's python, with its torch")
+
+
+def add_gpu(parser: argparse._ActionsContainer) -> None:
+    """The type of GPU to answer for."""
+    parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
+
+
+def add_json(parser: argparse._ActionsContainer, schema: str) -> None:
+    """Output for programs."""
+    parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {schema}")
+
+
+def add_color(parser: argparse._ActionsContainer) -> None:
+    """`--color`; without it terminals get colours, unless NO_COLOR is set."""
+    parser.add_argument("--color", choices=CHOICES, default="auto", help="colours (default: on a terminal)")
+
+
+def add_units(parser: argparse._ActionsContainer) -> None:
+    """`--units`; without it sizes are in GiB, small ones in MiB."""
+    parser.add_argument("--units", choices=list(UNITS), help="write all sizes in this unit")
 
 
 def own_options(args: argparse.Namespace) -> OwnOptions:

@@ -9,6 +9,13 @@ from typing import Any, NoReturn
 
 from slurm_gpumem.errors import UsageError
 
+_TAKES_SUMMARIES = ("gpumem estimate", "gpumem fit", "gpumem why")
+_OF_SUMMARIZE = (
+    "--loss", "--channels-last", "--set", "--head", "--batch-callable", "--target", "--step-callable",
+    "--eval", "--time-limit", "--memory-limit", "--python",
+)  # fmt: skip
+"""Options of code that only the command that traces it has."""
+
 
 class Parser(argparse.ArgumentParser):
     """For every command; those of subcommands are made of it, too."""
@@ -28,6 +35,8 @@ class Parser(argparse.ArgumentParser):
         unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown is None:
             return ""
+        if unknown.group(1) in _OF_SUMMARIZE and self.prog in _TAKES_SUMMARIES:
+            return f"; gpumem summarize takes {unknown.group(1)}: write a summary with -o, and name that here"
         known = [name for name in self._option_string_actions if name.startswith("--")]
         near = near_names(unknown.group(1)[2:], [name[2:] for name in known])
         return f". Did you mean --{near[0]}?" if near else ""

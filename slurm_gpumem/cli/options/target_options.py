@@ -5,9 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options.options import named_summary, own_options, seconds
+from slurm_gpumem.cli.options.options import (
+    add_input,
+    add_python,
+    add_set,
+    add_training_options,
+    named_summary,
+    own_options,
+    seconds,
+)
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.job.training_job import StatedTraining, refuse_sharded, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
@@ -48,50 +56,45 @@ class Subject(NamedTuple):
         return self.job.batch_size if self.batch_given else None
 
 
+_ONLY_TO_SUMMARIZE: Dict[str, object] = {
+    "loss": None,
+    "channels_last": False,
+    "set": [],
+    "head": "",
+    "batch_callable": None,
+    "target_shape": None,
+    "step_callable": None,
+    "evaluate": False,
+    "time_limit": 120.0,
+    "memory_limit": None,
+    "python": None,
+}
+"""What `gpumem summarize` can be told of code, as it is for commands that do not ask: with more to say, one
+writes a summary for them."""
+
+
 def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Everything about the code and how it is trained."""
+    """How a model is trained, where a summary or code is named."""
     step = parser.add_argument_group("how it is trained")
-    step.add_argument("--batch-size", metavar="N", help="samples per step")
-    step.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help=f"{', '.join(OPTIMIZERS)}, none (inference), or CODE taking the parameters (default: adam)",
-    )
-    step.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
-    step.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
-    step.add_argument(
-        "--loss", metavar="NAME", help=f"{', '.join(LOSS_NAMES)}, or CODE taking output and target"
-    )
-    step.add_argument("--checkpointing", action="store_true", help="activation checkpointing of every block")
-    step.add_argument("--channels-last", action="store_true", help="model and input in channels_last")
-    step.add_argument("--input-dtype", metavar="NAME", help="type of inputs that name none: fp32, int64, ...")
-    add_code_options(parser)
+    add_training_options(step)
+    add_input(step)
+    parser.set_defaults(**_ONLY_TO_SUMMARIZE)
 
 
 def add_code_options(parser: argparse.ArgumentParser) -> None:
-    """Everything that only matters when code is traced."""
+    """Everything about code and how it is trained."""
+    step = parser.add_argument_group("how it is trained")
+    add_training_options(step, ", none (inference), or CODE taking the parameters")
+    step.add_argument(
+        "--loss", metavar="NAME", help=f"{', '.join(LOSS_NAMES)}, or CODE taking output and target"
+    )
+    step.add_argument("--channels-last", action="store_true", help="model and input in channels_last")
     code = parser.add_argument_group("the model's code")
-    code.add_argument(
-        "-m", "--module", action="store_true", help="TARGET is a module's name, as for python -m"
-    )
-    code.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="argument of the callable, or field of the Hugging Face configuration (repeat)",
-    )
+    add_set(code)
     code.add_argument(
         "--head", default="", metavar="NAME", help="head of a Hugging Face model type (causal-lm, ...)"
     )
-    code.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="SHAPE",
-        help="one sample's shape: 3x224x224; with a name and a type: input_ids=128:int64; B where the batch "
-        "is not first: 35,B,512 (repeat for several inputs); also where a summary has no shapes",
-    )
+    add_input(code)
     code.add_argument(
         "--batch-callable", metavar="CODE", help="makes the batch: train.py:make_batch(batch_size)"
     )
@@ -109,7 +112,7 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
         "--time-limit", type=seconds, default=120.0, metavar="S", help="seconds (default: 120)"
     )
     child.add_argument("--memory-limit", metavar="SIZE", help="host memory (default: 3/4 of what is free)")
-    child.add_argument("--python", metavar="PATH", help="another environment's python, with its torch")
+    add_python(child)
 
 
 def add_generate_option(parser: argparse.ArgumentParser) -> None:
@@ -195,8 +198,9 @@ def trace_request(
         torch_dtype,
     )
 
-    named = well_known(parse_target(target, parse_arguments(args.set), module=args.module))
-    dtype = torch_dtype(args.input_dtype) if args.input_dtype not in (None, "auto") else ""
+    named = well_known(parse_target(target, parse_arguments(args.set)))
+    stated_dtype = settings.text("input-dtype") or "auto"
+    dtype = torch_dtype(stated_dtype) if stated_dtype != "auto" else ""
     optimizer, optimizer_code = name_or_code(
         settings.text("optimizer") or "adam", (*OPTIMIZERS, NO_OPTIMIZER), "optimizer"
     )
@@ -285,5 +289,4 @@ def _batch(text: Optional[str]) -> int:
 
 def _options_for_code(args: argparse.Namespace) -> List[str]:
     """Options that were used and mean nothing for a summary."""
-    names = ("set", "head", "batch_callable", "step_callable", "target_shape", "python", "module")
-    return [f"--{name.replace('_shape', '').replace('_', '-')}" for name in names if getattr(args, name)]
+    return [f"--{name}" for name in ("set", "python") if getattr(args, name)]

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.types import Curve, Device, GpuStay, JobRow
-from slurm_gpumem.report.html.gather import MOST_GPUS_ON_TIMELINE
 from slurm_gpumem.report.html.types import PageSource
 from slurm_gpumem.report.html.usage import natural
 from slurm_gpumem.text import clipped
 
+MOST_GPUS = 12
+"""Shown at first."""
 MOST_GPUS_KEPT = 48
 COLOURED_USERS = 8
 """Users that have a colour of their own; the others share one."""
@@ -42,7 +43,7 @@ def timeline(
         "now": now,
         "complete": complete,
         "jobs": len({(row.cluster, row.job_id) for row, _ in stays}),
-        "shown": MOST_GPUS_ON_TIMELINE,
+        "shown": MOST_GPUS,
         "gpus": [
             [clipped(device.label, 40), device.memory_mib, clipped(device.name, 40)] for device in devices
         ],
@@ -105,7 +106,7 @@ def _devices(stays: Sequence[Tuple[JobRow, GpuStay]], now: float) -> List[Device
     shared = {key: _shared_s(times) for key, times in busy.items()}
     most = sorted(known, key=lambda key: (-shared[key][0], -shared[key][1], natural(known[key].label)))
     most = most[:MOST_GPUS_KEPT]
-    top, rest = most[:MOST_GPUS_ON_TIMELINE], most[MOST_GPUS_ON_TIMELINE:]
+    top, rest = most[:MOST_GPUS], most[MOST_GPUS:]
     return [
         known[key] for part in (top, rest) for key in sorted(part, key=lambda key: natural(known[key].label))
     ]

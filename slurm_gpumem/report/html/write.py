@@ -10,8 +10,7 @@ from typing import Dict, Iterator
 from slurm_gpumem.accounting.store import Store
 from slurm_gpumem.accounting.types import Filters, JobRow
 from slurm_gpumem.named_files import check_target, save
-from slurm_gpumem.report.html.page import page
-from slurm_gpumem.report.html.render import need_jinja2
+from slurm_gpumem.report.html.page import need_jinja2, page
 from slurm_gpumem.report.html.types import PageSource
 from slurm_gpumem.terminal.progress import ProgressBar
 from slurm_gpumem.terminal.say import say

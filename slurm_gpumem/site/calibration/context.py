@@ -118,7 +118,7 @@ def run_probe(python: str, stages: List[str]) -> Dict[str, Any]:
     if result.get("error") == "no-torch":
         raise CalibrationError(
             f"{python} has no PyTorch ({result['detail']}).\n"
-            "Run gpumem in the training environment, or name its interpreter: --python PATH"
+            "Run gpumem in the training environment, or name it: --environment DIR"
         )
     if result.get("error") == "no-gpu":
         raise CalibrationError(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.estimators.explain.timeline import Living
-from slurm_gpumem.report.why.groups import repeated
+from slurm_gpumem.report.why.text import repeated
 
 MIB = 1 << 20
 

@@ -186,7 +186,7 @@ def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
     # -S -I: no site-packages, so no torch, whatever this machine has.
     bare.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -S -c "{_RUN_PROBE}" "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(CalibrationError, match=r"has no PyTorch.*\n.*--python PATH"):
+    with pytest.raises(CalibrationError, match=r"has no PyTorch.*\n.*--environment DIR"):
         run_probe(str(bare), ["matmul"])
 
 
@@ -220,5 +220,5 @@ def test_the_command_says_what_is_missing_on_a_node_without_a_gpu() -> None:
     if done.returncode == 0:
         pytest.skip("there is a GPU here")
     assert done.returncode == 1
-    assert "srun --gres=gpu:1 gpumem calibrate" in done.stderr or "--python PATH" in done.stderr
+    assert "srun --gres=gpu:1 gpumem calibrate" in done.stderr or "--environment DIR" in done.stderr
     assert "Traceback" not in done.stderr
