@@ -87,6 +87,7 @@ class Starter:
                 "--no-defaults",
                 own,
                 f"--datadir={layout.database}",
+                f"--tmpdir={layout.run}",  # in /tmp, those of other clusters have the same names
                 "--auth-root-authentication-method=socket",
                 f"--auth-root-socket-user={user}",
                 "--skip-test-db",
@@ -107,6 +108,7 @@ class Starter:
                 "--no-defaults",
                 own,
                 f"--datadir={layout.database}",
+                f"--tmpdir={layout.run}",
                 f"--socket={layout.mysql_socket}",
                 f"--pid-file={layout.run / 'mariadbd.pid'}",
                 "--skip-networking",

@@ -40,8 +40,7 @@ from slurm_gpumem.submission.share.instances import sizes_beside_instances
 #
 # Everything else that EpilogSlurmctld knows of a job's end is its owner's word: the log, the verdict in the
 # comment, the exit code. The node's job record is root's. The sampler writes it while the job runs, so it
-# is
-# there where `node.spool` is a file system that the controller's host shares and SlurmUser may read.
+# is there where `node.spool` is a file system that the controller's host shares and SlurmUser may read.
 
 
 _ROOT = 0

@@ -22,16 +22,14 @@ from slurm_gpumem.utilization.interference import JobLoad
 # What a job is taken for where nobody measured its GPU memory and activity: an assumption, with its range.
 #
 # Three assumptions are made, wide apart on purpose, and what follows from a simulation is given as a range
-# over
-# them. None of them is a measurement: a site that records gres/gpumem and gres/gpuutil needs none.
+# over them. None of them is a measurement: a site that records gres/gpumem and gres/gpuutil needs none.
 #
 #     low     half of the jobs use up to 10 % of their GPU's memory; mean SM activity 15 %
 #     middle  half of the jobs use up to 25 %; mean SM activity 35 %
 #     high    half of the jobs use up to 50 %; mean SM activity 55 %
 #
 # Sizes are drawn log-normally, so that a tenth of the jobs use at least 3.6 times the median. Activities
-# are
-# drawn evenly between none and twice the mean.
+# are drawn evenly between none and twice the mean.
 
 
 SPREAD = 1.0

@@ -215,13 +215,10 @@ def _scale(points: Any) -> Tuple[Tuple[float, float], ...]:
 # How fast each job of a set runs, by the way in which the GPU is shared and by whose jobs they are.
 #
 # Clients of one MPS server run side by side, at one server for all users busy ones with a lower priority.
-# The
-# servers of different users take turns: kernels of two users never overlap, those of one user do. Without
-# MPS
-# every process takes turns with every other, in the same way: what the sets of several users taught
-# predicts
-# the sets without MPS better (0.04 of a job's speed) than coefficients that were fitted on these (0.07;
-# `python -m lab.score.command --utilization`).
+# The servers of different users take turns: kernels of two users never overlap, those of one user do.
+# Without MPS every process takes turns with every other, in the same way: what the sets of several users
+# taught predicts the sets without MPS better (0.04 of a job's speed) than coefficients that were fitted on
+# these (0.07; `python -m lab.score.command --utilization`).
 
 
 PER_USER, SHARED, TIMESLICE = "per-user", "shared", "timeslice"

@@ -150,10 +150,8 @@ def _nodes(text: str) -> Tuple[str, ...]:
 # Read a small file on a job's node again and again, through one step of that job.
 #
 # `srun --jobid JOB --overlap` works for the job's owner on 22.05, 24.11 and 26.05, takes no resources from
-# the
-# job, and is asked for once: the step then prints the file by itself, so that the controller has nothing
-# more
-# to do.
+# the job, and is asked for once: the step then prints the file by itself, so that the controller has
+# nothing more to do.
 
 
 _LOOP = 'while cat -- "$1"; do sleep "$2"; done'
