@@ -1,7 +1,7 @@
 #!/bin/sh
 # shellcheck disable=SC2154
 # Sourced by task_epilog.sh, as the user: whether the end of the job's log has nothing that recovery would have to judge.
-# Only words are looked for, more than needed: where one is found, slurm_gpumem.recovery.task reads the lines. It saves
+# Only words are looked for, more than needed: where one is found, slurm_gpumem.recovery.task_epilog reads the lines. It saves
 # starting a Python at the end of every job that ran well.
 words='memory|alloc|oom|shm|pinned_host|executable batch|pool size|_status_|cudnn algorithm|engine to execute|algorithm worked'
 words="$words|mps|error 8|illegal|launch failure|misaligned|killed|errno 12|heap"

@@ -12,7 +12,7 @@ at_end() {
     trap '' TERM
     # The job's own libraries must not be loaded into this Python.
     /usr/bin/timeout -k 5 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin GPUMEM_RUN_DIR="$run_dir" \
-        GPUMEM_SITE_CONFIG="$site_config" GPUMEM_SLOT_DIR="$saves" "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
+        GPUMEM_SITE_CONFIG="$site_config" GPUMEM_SLOT_DIR="$saves" "$python" -I -m slurm_gpumem.recovery.task_epilog </dev/null >/dev/null
 }
 
 # A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.

@@ -12,8 +12,8 @@ from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpu_types.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.job.training_job import StatedTraining
 from slurm_gpumem.estimators.types import Estimate
-from slurm_gpumem.slurm.submit.options import OptionTable, read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.sbatch import SbatchRefusedError, installed_options, run_sbatch
+from slurm_gpumem.slurm.submit.sbatch_options import OptionTable, read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript, read_script
 from slurm_gpumem.submission.decide import decide as decide_plan
 from slurm_gpumem.submission.decision import Decision, decision_of

@@ -15,10 +15,10 @@ from lab.command import exit_code, require
 from lab.fit.workspaces import SCRAP, Column, Columns, columns_of, to_bytes
 from lab.places import MODELS, NARROW, OPERATORS, shown
 from lab.probe.measured_calls import MeasuredCall, load_calls
-from slurm_gpumem.estimators.workspaces.columns import COLUMNS
 from slurm_gpumem.estimators.workspaces.convolutions import FEATURES, features
 from slurm_gpumem.estimators.workspaces.fourier import FEATURES as BESIDE
 from slurm_gpumem.estimators.workspaces.fourier import FILE, FORMAT, weight_bytes, with_transforms
+from slurm_gpumem.estimators.workspaces.number_files import COLUMNS
 
 TREES, LEAF, DEPTH, SHARE = 15, 3, 16, 0.5
 """Of the forest; fewest cases of a leaf; deepest; features that a split looks at."""

@@ -17,7 +17,6 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 from lab.command import exit_code, require
 from lab.places import MODELS, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
-from slurm_gpumem.estimators.workspaces.columns import BEYOND, COLUMNS, little_endian
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
     FEATURES,
@@ -26,6 +25,7 @@ from slurm_gpumem.estimators.workspaces.convolutions import (
     base_bytes,
     features,
 )
+from slurm_gpumem.estimators.workspaces.number_files import BEYOND, COLUMNS, little_endian
 from slurm_gpumem.summaries.trace_types import CALLS
 
 TREES, LEAF, DEPTH, SHARE = 5, 3, 16, 0.5

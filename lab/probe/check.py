@@ -28,7 +28,7 @@ from slurm_gpumem.tracing.cuda.recurrent import DROPOUT_STATE, NAME
 from slurm_gpumem.tracing.cuda.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.engine.module_stack import Places
 from slurm_gpumem.tracing.engine.recorder import Recorder
-from slurm_gpumem.tracing.engine.values import Guess
+from slurm_gpumem.tracing.engine.recording import Guess
 
 SMS = 132
 PASSES = ("forward", "backward")

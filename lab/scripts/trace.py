@@ -8,7 +8,8 @@ from typing import Any, Dict, List
 from lab.scripts.lists import Prepared
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.tracing.script.run import Limits, State, trace_command
+from slurm_gpumem.tracing.script.messages import State
+from slurm_gpumem.tracing.script.run import Limits, trace_command
 
 
 def traced(script: Prepared, seconds: float, gpu: str) -> Dict[str, Any]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.curve import Curve as Curve
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 
 SHARED, WHOLE, OBSERVED, INSTANCE = "shared", "whole", "observed", "mig"
 """How a job held its GPUs: part of one; all of it; all of it, at a site that only observes yet; a MIG

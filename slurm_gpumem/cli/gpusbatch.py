@@ -9,16 +9,6 @@ from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, NoReturn, Op
 
 from slurm_gpumem.config.schema import JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.submit.options import (
-    NO_VALUE,
-    REQUIRED,
-    CommandLine,
-    OptionSpec,
-    read_command_line,
-    salloc_table,
-    sbatch_table,
-    srun_table,
-)
 from slurm_gpumem.slurm.submit.sbatch import (
     SALLOC,
     SBATCH,
@@ -28,6 +18,16 @@ from slurm_gpumem.slurm.submit.sbatch import (
     installed_options,
     run_sbatch,
     submit_and_tell,
+)
+from slurm_gpumem.slurm.submit.sbatch_options import (
+    NO_VALUE,
+    REQUIRED,
+    CommandLine,
+    OptionSpec,
+    read_command_line,
+    salloc_table,
+    sbatch_table,
+    srun_table,
 )
 from slurm_gpumem.slurm.submit.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.job.settings import OwnOptions

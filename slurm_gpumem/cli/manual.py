@@ -22,7 +22,7 @@ from slurm_gpumem.cli.options.parser import Parser
 from slurm_gpumem.config.kinds import Section
 from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path, user_config_path
 from slurm_gpumem.config.schema import SECTIONS
-from slurm_gpumem.slurm.submit.options import salloc_table, sbatch_table, srun_table
+from slurm_gpumem.slurm.submit.sbatch_options import salloc_table, sbatch_table, srun_table
 
 CONFIG_PAGE = "gpumem.toml"
 _SUBMISSION = {"gpusbatch": sbatch_table, "gpusrun": srun_table, "gpusalloc": salloc_table}

@@ -19,7 +19,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpu_types.gpus import plain_gpu
 from slurm_gpumem.estimators.gpu_types.mig import gpu_in
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib
 

@@ -80,7 +80,7 @@ class GpuFigures(NamedTuple):
     sm_active_share: Optional[float] = None
     """The job's even part of the SM activity; mean over its whole run."""
     slowed_s: Optional[float] = None
-    """Seconds that it lost to neighbours: see node/sampler/slowdown.py."""
+    """Seconds that it lost to neighbours: see node/sampler/measured_slowdown.py."""
     unclear_s: Optional[float] = None
     """Seconds beside neighbours in which that was not known."""
     alone_by: str = ""
@@ -149,7 +149,7 @@ class Measurement(NamedTuple):
     cpus_mean: Optional[float] = None
     """CPUs that it kept busy, over all of its time ..."""
     cpus_high: Optional[float] = None
-    """... and at most in nearly all of its busy time (node/sampler/cpu_use.py)."""
+    """... and at most in nearly all of its busy time (node/sampler/cpu_clock.py)."""
 
     def time_alone(self, run_s: float) -> Optional[float]:
         """Seconds that a run of that length would have taken without neighbours; None where not known."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import read_json
-from slurm_gpumem.formats.gpu_names import MIG, profile_name
+from slurm_gpumem.formats.mig_profiles import MIG, profile_name
 
 if TYPE_CHECKING:
     from slurm_gpumem.node.nvml import Nvml

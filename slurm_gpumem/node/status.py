@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, live_table, read_live
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.hooks.service import sampler_runs
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder

@@ -1,9 +1,9 @@
 """Requeue a job with another request: hold, change, read back, release; each step by the job's own state.
 
-What is to be done is decided once and written down (book.py); where a job stands is read from Slurm before
-each step: ended, held with the old request, held with the new one, released. So whoever is killed between
-two steps is continued by the next run, two runs at once do nothing twice, a job is never let go with its old
-request, and a controller that has lost a step in a crash is given it again.
+What is to be done is decided once and written down (decision_log.py); where a job stands is read from Slurm
+before each step: ended, held with the old request, held with the new one, released. So whoever is killed
+between two steps is continued by the next run, two runs at once do nothing twice, a job is never let go with
+its old request, and a controller that has lost a step in a crash is given it again.
 
 Slurm forgets a cancel of a job that has ended and is still completing. So a job at its slot's end is put back
 before it ends, by its own task epilog: from then on a cancel ends it as any job that waits. What is put back

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping
 
 from slurm_gpumem.accounting.types import INSTANCE, Attempt, Curve, GpuStay, JobDetail, JobRow
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.formats.verdicts import OOM, VERDICTS
 from slurm_gpumem.report.advice import advice
-from slurm_gpumem.report.fields import as_json
+from slurm_gpumem.report.columns import as_json
 from slurm_gpumem.terminal.bars import bar
 from slurm_gpumem.terminal.chart import plot
 from slurm_gpumem.text import count, printable

@@ -10,7 +10,7 @@ from typing import Any, Iterable, Iterator, List, Mapping, NamedTuple, Optional,
 
 from slurm_gpumem.accounting.types import JobRow, JobTotals
 from slurm_gpumem.report.cells import cell, parsable
-from slurm_gpumem.report.fields import Column, as_json, note
+from slurm_gpumem.report.columns import Column, as_json, note
 from slurm_gpumem.report.sweeps import WIDTH, Listed, Sweep, sweep_text
 from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.text import count, fitted, printable

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Callable, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
 
 from slurm_gpumem.accounting.types import Filters, JobRow
-from slurm_gpumem.report.fields import Field
+from slurm_gpumem.report.columns import Field
 from slurm_gpumem.text import count, printable
 
 WIDTH = 13

@@ -1,7 +1,7 @@
 """What is known of a past job's GPU memory and activity, and from whom.
 
 In this order: our own job records, Slurm's gres/gpumem and gres/gpuutil, jobstats' summary in the admin
-comment ("JS1:" and base64 of JSON, compressed or not). What none of them knows is assumed (prior.py).
+comment ("JS1:" and base64 of JSON, compressed or not). What none of them knows is assumed (what_if.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment, workspace_margin
 from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.state.nodes import number_of

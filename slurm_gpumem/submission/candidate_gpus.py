@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.state.nodes import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
 from slurm_gpumem.submission.share.request import GpuKind
 from slurm_gpumem.submission.submission import Submission

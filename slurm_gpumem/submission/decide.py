@@ -92,7 +92,7 @@ def _with_remarks(plan: Plan) -> Plan:
 
 def _by_earlier_runs(asked: Submission) -> Plan:
     """A share by what earlier runs of the script measured; its own options where it has not run yet."""
-    from slurm_gpumem.accounting.notice import note_new_runs
+    from slurm_gpumem.accounting.new_runs import note_new_runs
 
     key = key_of_script(asked)
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)

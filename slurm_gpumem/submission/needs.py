@@ -110,7 +110,7 @@ def _activities(
     from slurm_gpumem.submission.share.activity import weigh_activity
 
     if workload.run_key:
-        from slurm_gpumem.accounting.notice import note_new_runs
+        from slurm_gpumem.accounting.new_runs import note_new_runs
 
         note_new_runs()
     used = [_utilization(asked, workload, gpu, one) for gpu, one in zip(candidates.gpus, estimates)]
@@ -195,7 +195,7 @@ def _estimates(
     name = asked.settings.text("estimator") or "auto"
     if name not in ("auto", remembered.NAME):
         return [estimate_once(name, summary, job, gpu, coverage) for gpu in gpus]
-    from slurm_gpumem.accounting.notice import note_new_runs
+    from slurm_gpumem.accounting.new_runs import note_new_runs
 
     note_new_runs()
     # What a trace did not come to, the first run has shown.

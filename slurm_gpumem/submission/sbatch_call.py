@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 from slurm_gpumem.formats.comment import PART_NAMES, CommentRecord, append_record, format_record, join_sizes
 from slurm_gpumem.slurm.submit.gpu_options import REPLACED, input_variables
-from slurm_gpumem.slurm.submit.options import sbatch_table
 from slurm_gpumem.slurm.submit.sbatch import SBATCH, SbatchCall
+from slurm_gpumem.slurm.submit.sbatch_options import sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.job.slots import slot_note, slot_seconds
 from slurm_gpumem.submission.share.host import names_cpus

@@ -17,8 +17,8 @@ from slurm_gpumem.slurm.submit.gpu_options import (
     merge_wishes,
     nodes_of,
 )
-from slurm_gpumem.slurm.submit.options import CommandLine, OptionSpec, sbatch_table
 from slurm_gpumem.slurm.submit.sbatch import SBATCH
+from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, OptionSpec, sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript, check_script
 from slurm_gpumem.submission.job.job_variables import job_environment
 from slurm_gpumem.submission.job.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings

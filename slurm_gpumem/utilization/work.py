@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Dict, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Op, Tape
-from slurm_gpumem.estimators.structural.layers.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.types import TrainingJob
 
 KINDS = (

@@ -21,7 +21,8 @@ from typing import Dict, Iterator, List, Tuple
 from lab.scripts.lists import LISTS
 from lab.scripts.score import load
 from slurm_gpumem.tracing.guard.limits import descendants
-from slurm_gpumem.tracing.script.run import Limits, State, trace_command
+from slurm_gpumem.tracing.script.messages import State
+from slurm_gpumem.tracing.script.run import Limits, trace_command
 
 TIMES, PLUS_S = 1.3, 3.0
 _TICKS = os.sysconf("SC_CLK_TCK")

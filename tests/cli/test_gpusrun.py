@@ -70,7 +70,7 @@ def test_a_step_of_a_job_gets_what_the_job_has(desk: Any) -> None:
 
 def test_options_of_srun_are_known(desk: Any) -> None:
     shown = desk.cluster.run(["srun", "--help"], check=True).stdout
-    from slurm_gpumem.slurm.submit.options import options_from_help, salloc_table, srun_table
+    from slurm_gpumem.slurm.submit.sbatch_options import options_from_help, salloc_table, srun_table
 
     for table, text in (
         (srun_table(), shown),

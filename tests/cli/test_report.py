@@ -20,7 +20,7 @@ from slurm_gpumem.accounting.gather.upkeep import allow
 from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.report import fields
+from slurm_gpumem.report import columns as known
 from slurm_gpumem.report.listing import TableStyle, table_lines
 from slurm_gpumem.report.times import parse_time
 from slurm_gpumem.slurm.state.sacct import parse_runs
@@ -489,7 +489,7 @@ def test_a_column_of_figures_is_no_wider_where_it_stands_last(site: Path, report
 
 def test_a_jobs_name_is_never_cut_to_fit() -> None:
     rows = [job(123456789, array_job=123456789, array_task=123, model="m" * 60, user="u" * 60)]
-    columns = fields.columns("JobID,User,Model,GPU,Est,Req,Peak,Note")
+    columns = known.columns("JobID,User,Model,GPU,Est,Req,Peak,Note")
     shown = list(table_lines(rows, columns, header=False, style=TableStyle(width=60)))
     assert shown[0].startswith("123456789_123 ")
 
@@ -521,7 +521,7 @@ def test_colours_come_on_a_terminal_or_when_asked_for(site: Path, report: Report
 @pytest.mark.parametrize("width", [90, 100, 160])
 def test_a_table_fits_the_terminal_and_its_figures_stay_whole(width: int) -> None:
     rows = [job(7, model="m" * 60, user="u" * 60, companions=tuple(range(40)), hints=("oom",))]
-    columns = fields.columns(fields.DEFAULT)
+    columns = known.columns(known.DEFAULT)
     shown = list(table_lines(rows, columns, header=True, style=TableStyle(width=width)))
     assert max(map(len, shown)) <= width
     assert " 11.7G 13.0G " in shown[1]

@@ -73,7 +73,7 @@ def test_a_history_with_gpu_use_gives_one_figure_each_and_no_names(
 def test_where_nobody_waited_it_does_not_say_that_the_simulation_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["what-if", "--from", _file(tmp_path, known=True, jobs=2)]) == 0
+    assert main(["what-if", _file(tmp_path, known=True, jobs=2)]) == 0
     text = capsys.readouterr().out
     assert "recorded mean wait 0.00 h" in text
     assert "nobody waited, so this does not show how well the simulation fits" in text

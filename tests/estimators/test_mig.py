@@ -13,7 +13,7 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu, gpu_table
 from slurm_gpumem.estimators.gpu_types.mig import profile_names, profiles
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.toml_file import load_toml
 from tests.cli.conftest import SUMMARY

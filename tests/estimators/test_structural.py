@@ -215,7 +215,7 @@ def test_the_listing_shows_every_operation_and_the_peak(capsys: pytest.CaptureFi
 
 
 def test_the_worked_example_of_the_documentation_is_what_the_commands_print() -> None:
-    page = (EXAMPLE.parent.parent / "estimation.md").read_text()
+    page = (EXAMPLE.parents[2] / "lab/docs/structural.md").read_text()
     walk, result = simulate(read_summary(EXAMPLE), TrainingJob(batch_size=256), H200)
     for line in table(walk, result):
         assert line.rstrip() in page, line

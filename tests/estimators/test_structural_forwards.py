@@ -10,7 +10,7 @@ import pytest
 from slurm_gpumem.estimators.corrected.estimator import strange_layers
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
-from slurm_gpumem.estimators.structural.layers.kinds import drops, named
+from slurm_gpumem.estimators.structural.layers.class_names import drops, named
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
-from slurm_gpumem.estimators.structural.layers.kinds import keeps_cache, named
+from slurm_gpumem.estimators.structural.layers.class_names import keeps_cache, named
 from slurm_gpumem.estimators.structural.layers.loss import ties_output
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob

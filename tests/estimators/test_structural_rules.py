@@ -8,8 +8,8 @@ import pytest
 
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.structural.layers.convolutions import first_convolution, taps_and_groups
-from slurm_gpumem.estimators.structural.layers.kinds import family_of
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

@@ -20,8 +20,8 @@ from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
 from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
-from slurm_gpumem.estimators.workspaces.columns import read_columns
 from slurm_gpumem.estimators.workspaces.convolutions import from_columns, usual_bytes, workspace_bytes
+from slurm_gpumem.estimators.workspaces.number_files import read_columns
 from slurm_gpumem.summaries.parsers.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import Convolution
 from slurm_gpumem.units import MIB

@@ -9,8 +9,8 @@ import pytest
 
 from lab.probe.measured_calls import MeasuredCall
 from slurm_gpumem.estimators.workspaces import fourier
-from slurm_gpumem.estimators.workspaces.columns import read_columns
 from slurm_gpumem.estimators.workspaces.convolutions import Call, features
+from slurm_gpumem.estimators.workspaces.number_files import read_columns
 from slurm_gpumem.summaries.trace_types import Convolution
 
 np = pytest.importorskip("numpy", reason="fitting needs the [train] extra")

@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import MIG, MPS, Measurement, parse_job_record
 from slurm_gpumem.formats.live import GpuSample, Live, LiveGpu, LiveJob
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.node.gpus import NodeGpu, gpus_of, pick, standin_uuid
 from slurm_gpumem.node.gres_order import listed_order
 from slurm_gpumem.node.hook import job_from

@@ -21,7 +21,7 @@ from slurm_gpumem.node.jobs import SHARED_UID, NodeJob
 from slurm_gpumem.node.mps.mps_blocklist import HOLDS_S, note_fault, why_kept_apart
 from slurm_gpumem.node.mps.mps_limits import settle_limit
 from slurm_gpumem.node.status import read_status, render
-from slurm_gpumem.recovery.task import jobs_hit_too
+from slurm_gpumem.recovery.task_epilog import jobs_hit_too
 from tests.node.conftest import OTHER_USER, USER, Node, kill, left_of_daemons, needs_root, samplers_of
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.recovery.log_verdict import judge_log
 from slurm_gpumem.recovery.patterns import Kind
-from slurm_gpumem.recovery.task import Measured, verdict_on
+from slurm_gpumem.recovery.task_epilog import Measured, verdict_on
 from tests.support.timing import best_cpu_s, slowness
 
 TORCH = (

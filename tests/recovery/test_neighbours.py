@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_gpumem.recovery.task import jobs_hit_too
+from slurm_gpumem.recovery.task_epilog import jobs_hit_too
 from tests.node.conftest import OTHER_USER, USER, Node, needs_root, node
 
 __all__ = ["node"]

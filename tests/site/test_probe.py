@@ -113,8 +113,8 @@ def test_what_is_wrong_with_hooks_is_found(hooks: Path, case: str) -> None:
 @needs_root
 def test_all_that_the_prolog_and_the_sampler_lack_is_found(hooks: Path) -> None:
     toml, run = hooks.parent / "gpumem.toml", hooks.parent / "run"
-    paths = 'spool = "/proc/gpumem"\nmps_control = "/usr/bin/none"\nslurm_bin = "/opt/none"\n'
-    toml.write_text(f'[node]\n{paths}mps = "per-user"\ndriver_limit = true\n')
+    paths = 'spool = "/proc/gpumem"\nslurm_bin = "/opt/none"\nmps = "per-user"\ndriver_limit = true\n'
+    toml.write_text(f'[node]\n{paths}[devcluster]\nmps_control = "/usr/bin/none"\n')
     (run / "jobs").mkdir(parents=True)
     (run / "jobs" / "7.json").write_text("{}")
     report = look(hooks, PROLOG)
@@ -125,7 +125,7 @@ def test_all_that_the_prolog_and_the_sampler_lack_is_found(hooks: Path) -> None:
     spool = hooks.parent / "open"
     spool.mkdir()
     spool.chmod(0o777)
-    toml.write_text(f'[node]\nspool = "{spool}"\nmps = "shared"\nmps_control = "/bin/true"\n')
+    toml.write_text(f'[node]\nspool = "{spool}"\nmps = "shared"\n[devcluster]\nmps_control = "/bin/true"\n')
     (hooks / "libgpumem_end.so").write_bytes(b"\x7fELF")
     said = look(hooks, PROLOG).faults
     assert ("no-shared-mps", "/bin/true has no -multiuser-server") in said

@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence
 import pytest
 
 from slurm_gpumem.slurm.submit.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
-from slurm_gpumem.slurm.submit.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript
 
 TABLE = sbatch_table()

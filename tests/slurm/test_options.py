@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpusbatch import OUR_OPTIONS
-from slurm_gpumem.slurm.submit.options import (
+from slurm_gpumem.slurm.submit.sbatch_options import (
     NO_VALUE,
     OPTIONAL,
     REQUIRED,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.slurm.submit.options import sbatch_table
+from slurm_gpumem.slurm.submit.sbatch_options import sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript, ScriptError, check_script, read_script
 
 TABLE = sbatch_table()

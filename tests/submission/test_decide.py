@@ -15,7 +15,7 @@ from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.report.submission import submission_json, submission_line
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
-from slurm_gpumem.slurm.submit.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, sbatch_table
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import decide
 from slurm_gpumem.submission.decision import decision_of
@@ -264,6 +264,6 @@ def test_a_text_without_shapes_never_decides_a_share() -> None:
     plan = unseen_plan(model="pair.txt", unseen=bare)
     assert plan.request is not None
     assert (plan.request.gres, plan.shared) == ("gpu:1", False)
-    assert plan.reason.startswith("the text shows no shapes, so its peak is not estimated (--input 3x224")
+    assert plan.reason.startswith("the summary shows no shapes, so its peak is not estimated (--input 3x224")
     assert (plan.largest, decision_of(plan, build_call(plan)).peak_mib) == (None, None)
     assert re.search(r"peak [0-9]|est=|req=", f"{submission_line(plan)} {build_call(plan).added}") is None

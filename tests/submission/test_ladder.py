@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.recovery.ladder import LimitOn, Next, NoStep, next_request, no_limit
 from slurm_gpumem.slurm.gres import Held
-from slurm_gpumem.submission.share.ladder import LimitOn, Next, NoStep, next_request, no_limit
 
 WHOLE = parse_ladder(["whole-gpu"])
 TWO = parse_ladder(["+25%", "whole-gpu"])

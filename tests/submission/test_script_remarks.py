@@ -12,7 +12,7 @@ from slurm_gpumem.config.load import Config
 from slurm_gpumem.estimators.memory_line import MemoryLine
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
-from slurm_gpumem.slurm.submit.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import GpuModel
 from slurm_gpumem.submission.job.job_variables import job_environment

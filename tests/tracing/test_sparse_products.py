@@ -31,7 +31,7 @@ MEASURED_UNCOALESCED = (50000, 1000000, 64, 69595780)
 
 def _recorder() -> Any:
     from slurm_gpumem.tracing.cuda.autocast import Autocast
-    from slurm_gpumem.tracing.engine.values import Guess
+    from slurm_gpumem.tracing.engine.recording import Guess
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 

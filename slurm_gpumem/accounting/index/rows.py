@@ -10,8 +10,8 @@ from typing import Optional, Sequence
 from slurm_gpumem.accounting.index.schema import Row
 from slurm_gpumem.accounting.types import INSTANCE, JUDGED_STATES, OBSERVED, SHARED, WHOLE, Device
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import MIG, PREDICTED, GpuFigures, JobRecord
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.formats.verdicts import SLOT
 
 _QUARTER_S = 900

@@ -15,7 +15,7 @@ from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided, defau
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
 from slurm_gpumem.estimators.gpu_types.mig import gpu_in
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib, parse_mib

@@ -228,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="JOB.SH",
         help="whether this script's memory line still holds: 0 yes, 1 no, and why; changes nothing",
     )
-    add_json(parser, "gpumem-estimate/1")
+    add_json(parser)
     code = parser.add_argument_group("the model's code")
     add_set(code)
     add_python(code)

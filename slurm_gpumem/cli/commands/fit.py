@@ -23,7 +23,7 @@ from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
 from slurm_gpumem.estimators.registry import refuse_guess
 from slurm_gpumem.estimators.types import Gpu
-from slurm_gpumem.report.fit import SCHEMA, fit_json, fit_lines
+from slurm_gpumem.report.fit import fit_json, fit_lines
 from slurm_gpumem.submission.default_gpu import cluster_gpus
 from slurm_gpumem.submission.job.settings import ANY_GPU, job_settings
 from slurm_gpumem.terminal.chart import terminal_style
@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--shards", type=positive, metavar="N", help="in this many shards instead of a GPU")
     parser.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
-    add_json(parser, SCHEMA)
+    add_json(parser)
     add_torch(parser)
     add_gpus(parser)
     add_target_options(parser)

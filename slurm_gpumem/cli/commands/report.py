@@ -15,7 +15,7 @@ from slurm_gpumem.accounting.types import GROUPS, Filters
 from slurm_gpumem.cli.options.options import add_color, add_units
 from slurm_gpumem.cli.options.parser import Parser
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.report import fields
+from slurm_gpumem.report import columns as known
 from slurm_gpumem.report.times import joined_times, parse_time
 from slurm_gpumem.terminal.bars import speaks_unicode, terminal_width
 from slurm_gpumem.terminal.colour import palette
@@ -47,7 +47,7 @@ def main(argv: List[str]) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.helpformat:
-        print("\n".join(fields.field_names()))
+        print("\n".join(known.field_names()))
         return 0
     if args.by and not args.summary:
         raise UsageError("--by says what a summary is taken by; add --summary")
@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--names is for the page of --html; tables show users by name")
     if sum(bool(given) for given in (args.json, args.csv, args.parsable2, args.html)) > 1:
         raise UsageError("--json, --csv, --html and -P each say what the output is; choose one")
-    columns = fields.columns(args.format or (fields.LONG if args.long else fields.DEFAULT))
+    columns = known.columns(args.format or (known.LONG if args.long else known.DEFAULT))
     filters = _filters(args)
     with ProgressBar("indexing job records") as bar:
         store = open_store(force=args.update, progress=bar)
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     return code
 
 
-def _list(store: Store, filters: Filters, columns: List[fields.Column], args: argparse.Namespace) -> int:
+def _list(store: Store, filters: Filters, columns: List[known.Column], args: argparse.Namespace) -> int:
     from slurm_gpumem.report import listing as shown
     from slurm_gpumem.report.sweeps import Listed, expanded, folded
 

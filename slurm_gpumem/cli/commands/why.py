@@ -14,7 +14,7 @@ from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.explain.advice import peak_reasons
 from slurm_gpumem.named_files import check_target, save
-from slurm_gpumem.report.why.text import SCHEMA, why_json, why_lines
+from slurm_gpumem.report.why.text import why_json, why_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
@@ -74,6 +74,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--snapshot", metavar="FILE", help="every allocation, for PyTorch's viewer (pytorch.org/memory_viz)"
     )
-    add_json(parser, SCHEMA)
+    add_json(parser)
     add_target_options(parser)
     return parser

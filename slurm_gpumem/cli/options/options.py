@@ -117,9 +117,9 @@ def add_gpu(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
 
 
-def add_json(parser: argparse._ActionsContainer, schema: str) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     """Output for programs."""
-    parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {schema}")
+    parser.add_argument("--json", action="store_true", help="machine-readable, with its schema's name")
 
 
 def add_color(parser: argparse._ActionsContainer) -> None:

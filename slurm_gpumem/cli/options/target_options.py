@@ -236,7 +236,7 @@ def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = Fals
     from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
     from slurm_gpumem.tracing.model.request import trace_code
     from slurm_gpumem.tracing.script.hints import PHASE
-    from slurm_gpumem.tracing.script.run import State
+    from slurm_gpumem.tracing.script.messages import State
 
     data = request.to_json().encode()
     run = ScriptRun(request.target.label, data, (), dict(os.environ), os.getcwd(), ANY_GPU)

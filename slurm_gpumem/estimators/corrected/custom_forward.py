@@ -36,7 +36,7 @@ from typing import (
 from slurm_gpumem.data import data_file
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.structural.forwards.registry import misfits
-from slurm_gpumem.estimators.structural.layers.kinds import family_of, is_attention
+from slurm_gpumem.estimators.structural.layers.class_names import family_of, is_attention
 from slurm_gpumem.estimators.structural.tree import build_tree
 from slurm_gpumem.estimators.types import CustomForward
 from slurm_gpumem.summaries.types import Layer, ModelSummary

@@ -21,7 +21,7 @@ from slurm_gpumem.estimators.corrected.similar import packaged as packaged_model
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, GroupMargin, request_at
 from slurm_gpumem.estimators.margin import packaged as packaged_margins
 from slurm_gpumem.estimators.structural.estimator import estimate_with
-from slurm_gpumem.estimators.structural.layers.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import ACTIVATIONS
 from slurm_gpumem.estimators.structural.walk import Walk

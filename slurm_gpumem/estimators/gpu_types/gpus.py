@@ -13,7 +13,7 @@ from slurm_gpumem.errors import ConfigError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpu_types.mig import Profile, gpu_in, profile_names, profiles
 from slurm_gpumem.estimators.job.versions import cublas_workspace_bytes
 from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.toml_file import load_toml
 
 if TYPE_CHECKING:

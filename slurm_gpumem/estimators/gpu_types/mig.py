@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.formats.gpu_names import PROFILE
+from slurm_gpumem.formats.mig_profiles import PROFILE
 
 
 class Profile(NamedTuple):

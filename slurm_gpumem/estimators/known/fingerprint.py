@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Iterable, Iterator, List, Tuple
 
-from slurm_gpumem.summaries.kinds import is_leaf_kind
+from slurm_gpumem.summaries.leaf_classes import is_leaf_kind
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, Layer, ModelSummary
 
 KEY_BYTES = 8

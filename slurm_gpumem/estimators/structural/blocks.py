@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.structural.layers.kinds import family_of, may_add_input, named
+from slurm_gpumem.estimators.structural.layers.class_names import family_of, may_add_input, named
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shape
 

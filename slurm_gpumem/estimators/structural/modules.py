@@ -8,13 +8,13 @@ from typing import List, Optional
 from slurm_gpumem.estimators.allocator.tape import Tensor
 from slurm_gpumem.estimators.structural.forwards.registry import forward_of
 from slurm_gpumem.estimators.structural.layers import attention
-from slurm_gpumem.estimators.structural.layers.convolutions import conv_input
-from slurm_gpumem.estimators.structural.layers.kinds import (
+from slurm_gpumem.estimators.structural.layers.class_names import (
     family_of,
     is_attention,
     may_add_input,
     named,
 )
+from slurm_gpumem.estimators.structural.layers.convolutions import conv_input
 from slurm_gpumem.estimators.structural.layers.layers import norm_of, rule_for
 from slurm_gpumem.estimators.structural.shapes import input_shape
 from slurm_gpumem.estimators.structural.tree import Node

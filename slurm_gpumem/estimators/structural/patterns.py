@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, NamedTuple, Tuple
 
 from slurm_gpumem.estimators.structural.layers.attention import HIDDEN_DROPPING, HIDDEN_EAGER
-from slurm_gpumem.estimators.structural.layers.kinds import (
+from slurm_gpumem.estimators.structural.layers.class_names import (
     family_of,
     is_attention,
     named,

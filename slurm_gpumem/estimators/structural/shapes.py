@@ -11,7 +11,7 @@ import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
-from slurm_gpumem.estimators.structural.layers.kinds import family_of, named
+from slurm_gpumem.estimators.structural.layers.class_names import family_of, named
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
 
 IMAGE = 224

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Set
 
-from slurm_gpumem.estimators.structural.layers.kinds import family_of, named
+from slurm_gpumem.estimators.structural.layers.class_names import family_of, named
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, Layer, ModelSummary, Shape
 
 _PARAMETRIZED = "Parametrized"

@@ -12,7 +12,7 @@ from math import prod
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Tape, Tensor
-from slurm_gpumem.estimators.structural.layers.kinds import drops, has_decoder, keeps_cache
+from slurm_gpumem.estimators.structural.layers.class_names import drops, has_decoder, keeps_cache
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 

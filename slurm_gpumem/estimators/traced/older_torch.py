@@ -1,4 +1,4 @@
-"""A trace as an older PyTorch would have run it: its steps changed by the rules of `estimators.versions`."""
+"""A trace as an older PyTorch would have run it: changed by the rules of `estimators.job.versions`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_file
 from slurm_gpumem.estimators.workspaces.benchmark import MOST_NUMBERS, transformed
-from slurm_gpumem.estimators.workspaces.columns import COLUMNS, Tree, read_as, trees_of
+from slurm_gpumem.estimators.workspaces.number_files import COLUMNS, Tree, read_as, trees_of
 from slurm_gpumem.summaries.trace_types import Convolution
 
 FILE = "cudnn-fourier.bin"

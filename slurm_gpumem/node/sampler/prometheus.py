@@ -1,4 +1,4 @@
-"""The node's metrics (metrics.py) in Prometheus' text format, for node_exporter's textfile collector.
+"""The node's metrics in Prometheus' text format, for node_exporter's textfile collector.
 
 What is not known is left out, never 0.
 """
@@ -13,9 +13,9 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import read_json, write_atomic, write_json
 from slurm_gpumem.formats import verdicts
-from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import GpuFigures, JobRecord
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.records import find_record
 from slurm_gpumem.text import printable
@@ -79,7 +79,7 @@ def load_tally(path: Path) -> Tally:
         return Tally()
 
 
-# The metrics of a node: one row each. prometheus.py writes them.
+# The metrics of a node: one row each.
 #
 # The names are documented in docs/admin/monitoring.md and stay as they are. Sizes are bytes, shares are parts
 # of 1, as Prometheus wants them.
@@ -101,7 +101,7 @@ class Metric(NamedTuple):
     name: str
     about: str
     source: Optional[str] = None
-    """None: prometheus.py has code of its own for it."""
+    """None: it has code of its own below."""
     key: str = ""
     """In the source's table."""
     scale: int = 1

@@ -16,7 +16,13 @@ from slurm_gpumem.formats.job_record import BASES, MEASURED, FaultEvent, GpuFigu
 from slurm_gpumem.formats.live import GpuSample, LiveJob
 from slurm_gpumem.node.sampler.curve import UsageCurve, curve_from
 from slurm_gpumem.node.sampler.gpu_readings import Reading
-from slurm_gpumem.node.sampler.slowdown import IDLE_BELOW, LEAST_ALONE_S, Alone, speed_beside, weakest_basis
+from slurm_gpumem.node.sampler.measured_slowdown import (
+    IDLE_BELOW,
+    LEAST_ALONE_S,
+    Alone,
+    speed_beside,
+    weakest_basis,
+)
 from slurm_gpumem.node.sources.base import MEASURES
 
 # How many CPUs a job keeps busy: in the mean, and in nearly all of its busy time.

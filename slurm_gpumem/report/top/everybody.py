@@ -15,7 +15,6 @@ from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.config.node import nodes_are_here, run_dir
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.curve import parse_curve
-from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import (
     BadRecordError,
     JobRecord,
@@ -24,6 +23,7 @@ from slurm_gpumem.formats.job_record import (
     record_name,
 )
 from slurm_gpumem.formats.live import Live, read_live
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.node.jobs import RunFolder, get
 from slurm_gpumem.report.top.own import accepted, queued_row
 from slurm_gpumem.report.top.types import TopGpu, TopJob, View, once

@@ -10,7 +10,7 @@ import re
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.slurm.gres import GPU_GRES, parse_gpus, parse_gres
-from slurm_gpumem.slurm.submit.options import Option
+from slurm_gpumem.slurm.submit.sbatch_options import Option
 from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.units import ceil_div
 

@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, missing
-from slurm_gpumem.slurm.submit.options import OptionSpec, options_from_help
+from slurm_gpumem.slurm.submit.sbatch_options import OptionSpec, options_from_help
 from slurm_gpumem.slurm.submit.script import BatchScript
 
 SBATCH, SRUN, SALLOC = "sbatch", "srun", "salloc"

@@ -7,7 +7,7 @@ import stat
 from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.submit.options import Option, OptionSpec, OptionTable, read_options
+from slurm_gpumem.slurm.submit.sbatch_options import Option, OptionSpec, OptionTable, read_options
 from slurm_gpumem.units import MIB
 
 MAX_BYTES = 4 * MIB

@@ -18,8 +18,8 @@ from slurm_gpumem.slurm.submit.job_environment import (
 )
 from slurm_gpumem.submission.job_trace import stubs
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.messages import Advice
-from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
+from slurm_gpumem.tracing.script.messages import Advice, State
+from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from slurm_gpumem.units import MIB
 
 ADVICE = Advice(time="--trace-limit 600", memory="a higher trace.memory_mib in gpumem.toml")

@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Optional, Tuple
 from slurm_gpumem.errors import GpumemError, SlurmError
 from slurm_gpumem.slurm.gres import gres_word, held_by
 from slurm_gpumem.slurm.state.controller import Controller
-from slurm_gpumem.slurm.submit.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.sbatch import installed_options
+from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.decide import decide
 from slurm_gpumem.submission.job.settings import OwnOptions

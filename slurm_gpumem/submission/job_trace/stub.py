@@ -17,7 +17,7 @@ if __name__ == "__main__":
     # Started by path, in somebody's environment: the package is where this file is.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", "..")))
 
-from slurm_gpumem.slurm.submit.options import read_command_line, srun_table
+from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, srun_table
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
 

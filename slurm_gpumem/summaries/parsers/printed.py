@@ -11,7 +11,7 @@ from copy import copy
 from math import prod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.summaries.kinds import has_no_params
+from slurm_gpumem.summaries.leaf_classes import has_no_params
 from slurm_gpumem.summaries.parsers.cells import ShapeReader, parse_count
 from slurm_gpumem.summaries.parsers.finish import Totals, finish
 from slurm_gpumem.summaries.parsers.rows import Row, unknown_row

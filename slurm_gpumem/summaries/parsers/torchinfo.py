@@ -6,7 +6,7 @@ import re
 from math import prod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.summaries.kinds import is_leaf_kind
+from slurm_gpumem.summaries.leaf_classes import is_leaf_kind
 from slurm_gpumem.summaries.parsers.cells import ShapeReader, parse_count
 from slurm_gpumem.summaries.parsers.finish import finish, read_totals
 from slurm_gpumem.summaries.parsers.rows import Row, unknown_row

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.summaries.kinds import is_leaf_kind
+from slurm_gpumem.summaries.leaf_classes import is_leaf_kind
 from slurm_gpumem.summaries.parsers.cells import ShapeReader, parse_count
 from slurm_gpumem.summaries.parsers.finish import DEEPER, finish, read_totals
 from slurm_gpumem.summaries.parsers.rows import Row, unknown_row

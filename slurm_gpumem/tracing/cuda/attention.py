@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Recording
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -155,7 +154,7 @@ def _math(
 _CUDNN_LEAST = 256
 
 
-def _efficient_attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _efficient_attention(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Seed and offset of the random numbers stay on the CPU."""
     out, rows, seed, offset = func(*args, **kwargs)
     recorder.note(out, "aten::_scaled_dot_product_efficient_attention")
@@ -165,7 +164,7 @@ def _efficient_attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) 
     return out, rows, seed, offset
 
 
-def _efficient_attention_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _efficient_attention_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients first, then in fp32 the product of output and gradient, its sums, the kernel's workspace."""
     name = "aten::_scaled_dot_product_efficient_attention_backward"
     result = func(*args, **kwargs)
@@ -191,7 +190,7 @@ def _efficient_attention_backward(recorder: Recorder, func: Any, args: Any, kwar
     return result
 
 
-def _flash_attention_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _flash_attention_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients of the query are summed in single precision, in rows and heads of whole tiles."""
     name = "aten::_scaled_dot_product_flash_attention_backward"
     result = func(*args, **kwargs)
@@ -206,7 +205,7 @@ def _flash_attention_backward(recorder: Recorder, func: Any, args: Any, kwargs: 
     return result
 
 
-def _cudnn_attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _cudnn_attention(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Seed and offset are allocated before the result."""
     name = "aten::_scaled_dot_product_cudnn_attention"
     result = func(*args, **kwargs)
@@ -217,7 +216,7 @@ def _cudnn_attention(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> A
     return result
 
 
-def _cudnn_attention_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _cudnn_attention_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The query's gradient is summed in single precision, next to one number per row.
 
     Keys and values that several heads share get a gradient for each head first.

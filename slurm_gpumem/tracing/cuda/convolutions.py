@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -10,9 +10,7 @@ from torch import Tensor
 from slurm_gpumem.summaries.trace_types import Convolution
 from slurm_gpumem.tracing.cuda.layouts import channels_last, copies, laid_out, lies_so, size_of
 from slurm_gpumem.tracing.cuda.reductions import long_sum
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Recording
 
 aten = torch.ops.aten
 _DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -30,7 +28,7 @@ _NO_CHANNELS = (
 )
 
 
-def _convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _convolution(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     data, weight = args[:2]
     last = _last(data, weight)
     made = copies(recorder, FORWARD, [data], last)
@@ -49,7 +47,7 @@ def _convolution(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _convolution_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _convolution_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients are computed one after the other: input, weight, bias."""
     gradient, data, weight = args[:3]
     options, wanted = args[4:10], args[10]

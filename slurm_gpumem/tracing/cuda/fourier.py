@@ -10,15 +10,13 @@ transforms that are too long for one kernel.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.layouts import size_of
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Recording
 
 aten = torch.ops.aten
 _LARGEST_PRIME = 127
@@ -30,7 +28,7 @@ _ONE_KERNEL = 1 << 15
 def _transform(kind: str) -> Callable[..., Any]:
     """`kind`: from real to complex numbers ("r2c"), back ("c2r"), or among complex ones ("c2c")."""
 
-    def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    def handler(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         data, dims = args[:2]
         result = func(*args, **kwargs)
         if data.device.type != "meta" or not dims:

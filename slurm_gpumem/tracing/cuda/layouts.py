@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.reductions import long_sum
 from slurm_gpumem.tracing.engine.memo import call
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Recording
 
 aten = torch.ops.aten
 
@@ -61,7 +59,7 @@ def size_of(tensor: Tensor) -> int:
     return int(tensor.numel()) * tensor.element_size()
 
 
-def copies(recorder: Recorder, name: str, tensors: Sequence[Tensor], last: bool = False) -> List[int]:
+def copies(recorder: Recording, name: str, tensors: Sequence[Tensor], last: bool = False) -> List[int]:
     """Blocks for copies of those whose layout an operator cannot use; the caller drops them."""
     return [recorder.take(size_of(tensor), name) for tensor in tensors if not lies_so(tensor, last)]
 
@@ -74,7 +72,7 @@ def copying(
     `either`: it accepts channels-last tensors without a copy.
     """
 
-    def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    def handler(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
         tensors = [args[place] for place in places]
         last = either and any(channels_last(tensor) for tensor in tensors)
@@ -93,7 +91,7 @@ def copying_after(
 ) -> Callable[..., Any]:
     """A handler for a backward operator that copies its gradient only after its results have been made."""
 
-    def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    def handler(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
         made = copies(recorder, name, [args[place] for place in others])
         result = call(func, args, kwargs)
@@ -108,7 +106,7 @@ def copying_after(
     return handler
 
 
-def _softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _softmax(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Only CUDA converts half to single precision inside the kernel."""
     data, _, widened = args
     if not widened or data.device.type != "meta":
@@ -116,7 +114,7 @@ def _softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty(data.shape, dtype=torch.float32, device=data.device)
 
 
-def _loss_of_pictures_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _loss_of_pictures_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The gradient is contiguous, however the scores lie."""
     result = func(*args, **kwargs)
     if result.device.type != "meta" or result.is_contiguous():
@@ -124,7 +122,7 @@ def _loss_of_pictures_backward(recorder: Recorder, func: Any, args: Any, kwargs:
     return torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
 
-def _tall_layer_norm_backward(recorder: Recorder, name: str, args: Any, result: Any) -> None:
+def _tall_layer_norm_backward(recorder: Recording, name: str, args: Any, result: Any) -> None:
     """Gradients of weight and bias over very many rows: 32 rows per block, and then the sum of the blocks.
 
     Decided for the traced batch: at a batch beyond the threshold these few MiB are wrong.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict
+from typing import Any, Callable, Dict
 
 import torch
 from torch import Tensor
@@ -16,9 +16,7 @@ from slurm_gpumem.tracing.cuda.scratch import SCRATCH, sorted_sum
 from slurm_gpumem.tracing.cuda.solvers import SOLVERS
 from slurm_gpumem.tracing.cuda.sparse_products import SPARSE_PRODUCTS, is_sparse, sparse_sum
 from slurm_gpumem.tracing.engine.memo import NOT_PLAIN, arithmetic, call, like, on_meta
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Recording
 
 aten = torch.ops.aten
 MATMULS = {
@@ -40,7 +38,7 @@ MATMULS = {
 """Operators that take a handle of cuBLAS, and with the first one its workspace."""
 
 
-def _add(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _add(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The engine sums gradients in place; under a dispatch mode it assumes that it must not."""
     first, second = args[:2]
     if is_sparse([first]) and is_sparse([second]) and first.layout == second.layout == torch.sparse_coo:
@@ -61,7 +59,7 @@ def _add(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs) if result is NOT_PLAIN else result
 
 
-def _into_zeros(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _into_zeros(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Derivatives of selections write into fresh zeros; under a dispatch mode they copy them first."""
     first = args[0]
     if recorder.phase == "backward" and not torch.is_grad_enabled() and on_meta(args):
@@ -71,7 +69,7 @@ def _into_zeros(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _index_put(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _index_put(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Sums at indices (the derivative of a selection): sorted indices, and values in one piece."""
     data, indices, values = args[:3]
     sums = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
@@ -84,7 +82,7 @@ def _index_put(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _bias_of_product(recorder: Recorder, first: Any, second: Any) -> bool:
+def _bias_of_product(recorder: Recording, first: Any, second: Any) -> bool:
     """A linear layer over a non-contiguous tensor adds its bias to the product in place."""
     if not isinstance(second, Tensor) or second.dim() != 1 or not second.is_leaf or first.dim() < 2:
         return False
@@ -92,7 +90,7 @@ def _bias_of_product(recorder: Recorder, first: Any, second: Any) -> bool:
     return block is not None and block.operator == "aten::mm" and first.shape[-1] == second.shape[0]
 
 
-def _dropout(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _dropout(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The mask is allocated before the result."""
     data = args[0]
     mask = torch.empty(data.shape, dtype=torch.bool, device=data.device)
@@ -100,7 +98,7 @@ def _dropout(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return like(data), mask
 
 
-def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _safe_softmax(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Fully masked rows are found with a mask of the whole tensor."""
     result = func(*args, **kwargs)
     recorder.note(result, "aten::_safe_softmax")
@@ -112,7 +110,7 @@ def _safe_softmax(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _softmax_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _softmax_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The product of gradient and output is alive at the same time as the result, and copies of both."""
     gradient, output = args[:2]
     name = func._schema.name
@@ -126,7 +124,7 @@ def _softmax_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> 
     return result
 
 
-def _batch_norm_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _batch_norm_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """cuDNN needs the gradient in the input's layout; PyTorch's own kernel, for bfloat16, takes any."""
     gradient, data, weight = args[:3]
     name = func._schema.name
@@ -141,7 +139,7 @@ def _batch_norm_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) 
     return result
 
 
-def _where(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _where(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A condition of bytes is made one of truths first, which a meta kernel does not."""
     condition = args[0]
     if condition.dtype != torch.uint8 or condition.device.type != "meta":
@@ -154,7 +152,7 @@ def _where(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _dirichlet(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _dirichlet(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Meta tensors have no kernel for it; CUDA draws from a gamma distribution first."""
     data = args[0]
     if data.device.type != "meta":

@@ -7,15 +7,13 @@ that share the work of one result exchange it through a buffer (estimators/works
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.summaries.trace_types import Reduction
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Recording
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -62,7 +60,7 @@ def _partial(result: Tensor) -> int:
     return max(4, result.element_size())
 
 
-def _spread(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _spread(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Standard deviation and variance: a partial result is a mean, a sum of squares and two counts."""
     result = func(*args, **kwargs)
     recorder.note_result(result, func._schema.name)
@@ -76,7 +74,7 @@ def _spread(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _summing(place: int) -> Callable[..., Any]:
     """A handler for an operator that sums over the dimensions in its argument number `place`."""
 
-    def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    def handler(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         data, name = args[0], func._schema.name
         result = func(*args, **kwargs)
         recorder.note(result, name)

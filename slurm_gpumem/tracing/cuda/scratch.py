@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.layouts import copying, size_of
 from slurm_gpumem.tracing.engine.memo import call
+from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.tracing.engine.values import value_of
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _ATOMIC_TOKENS = 3072
@@ -36,7 +34,7 @@ def _oversized(shape: Tuple[int, ...], numel: int, like: Tensor) -> Tensor:
     return storage.as_strided(shape, strides[::-1])
 
 
-def _mean_of_differences(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _mean_of_differences(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The loss is one number in a storage that was made for all of them."""
     data, target = args[:2]
     reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
@@ -50,7 +48,7 @@ def _mean_of_differences(recorder: Recorder, func: Any, args: Any, kwargs: Any) 
     return result
 
 
-def _binary_cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _binary_cross_entropy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Each element's loss and its logarithm, before they are summed."""
     name = func._schema.name
     losses = [recorder.take(size_of(args[0]), name) for _ in range(2)]
@@ -61,7 +59,7 @@ def _binary_cross_entropy(recorder: Recorder, func: Any, args: Any, kwargs: Any)
     return result
 
 
-def _logsumexp(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _logsumexp(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     name = func._schema.name
     recorder.note(result, name)
@@ -72,7 +70,7 @@ def _logsumexp(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _roll(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """One dimension after the other."""
     data = args[0]
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
@@ -84,7 +82,7 @@ def _roll(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _unfold(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _unfold(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A result as large as the input is allocated first, found too small and allocated again."""
     small = recorder.take(size_of(args[0]), "aten::im2col")
     result = func(*args, **kwargs)
@@ -93,7 +91,7 @@ def _unfold(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _fold(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _fold(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The result is in a storage as large as the input."""
     result = func(*args, **kwargs)
     if result.device.type != "meta" or result.numel() >= args[0].numel():
@@ -101,7 +99,7 @@ def _fold(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return _oversized(tuple(result.shape), int(args[0].numel()), result)
 
 
-def _sort(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _sort(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Long rows are sorted beside their results (ATen's SortStable.cu): numbers, and where each was."""
     result, data, name = func(*args, **kwargs), args[0], func._schema.name
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
@@ -124,7 +122,7 @@ def _sort(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _trilinear(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _trilinear(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Of three factors the first two are multiplied first (`nn.Bilinear`; ATen's Linear.cpp).
 
     One place along the unrolled dimension after the other. What the third factor has too is summed later:
@@ -154,14 +152,14 @@ def _expanded(data: Tensor, places: Any) -> List[int]:
     return sizes
 
 
-def _embedding_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _embedding_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     gradient, tokens, rows = args[:3]
     if int(tokens.numel()) <= _ATOMIC_TOKENS:
         return func(*args, **kwargs)
     return _sum_by_token(recorder, func, args, kwargs, (tokens, int(rows), int(gradient.shape[-1])))
 
 
-def _bag_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _bag_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     gradient, tokens, rows = (
         args[0],
         args[1],
@@ -171,7 +169,7 @@ def _bag_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _sum_by_token(
-    recorder: Recorder, func: Any, args: Any, kwargs: Any, sizes: Tuple[Tensor, int, int]
+    recorder: Recording, func: Any, args: Any, kwargs: Any, sizes: Tuple[Tensor, int, int]
 ) -> Any:
     """Tokens are sorted, and their gradients summed in parts before they are written."""
     tokens, rows, width = sizes
@@ -193,7 +191,7 @@ def _sum_by_token(
     return result
 
 
-def sorted_sum(recorder: Recorder, name: str, data: Tensor, indices: Any, values: Tensor) -> List[int]:
+def sorted_sum(recorder: Recording, name: str, data: Tensor, indices: Any, values: Tensor) -> List[int]:
     """Blocks of `index_put_` that sums, while it runs (ATen's index_put_with_sort_kernel).
 
     Values that lie apart, or are fewer than the places, are copied; so is the target where the indices are
@@ -213,7 +211,7 @@ def sorted_sum(recorder: Recorder, name: str, data: Tensor, indices: Any, values
     return [*made, *(recorder.take(count * _INDEX, name) for _ in range(3))]
 
 
-def _group_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _group_norm(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Scale and shift of each channel of each sample."""
     result = call(func, args, kwargs)
     name = func._schema.name
@@ -223,7 +221,7 @@ def _group_norm(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _group_norm_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _group_norm_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     result = call(func, args, kwargs)
     name = func._schema.name
     recorder.note_result(result, name)
@@ -231,14 +229,14 @@ def _group_norm_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) 
     return result
 
 
-def _per_channel(recorder: Recorder, name: str, count: int, data: Tensor) -> None:
+def _per_channel(recorder: Recording, name: str, count: int, data: Tensor) -> None:
     """This many blocks with one number for each channel of each sample."""
     size = int(data.shape[0]) * int(data.shape[1]) * 4
     for number in reversed([recorder.take(size, name) for _ in range(count)]):
         recorder.drop(number)
 
 
-def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _grouped_product(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Products of groups of rows (mixtures of experts); meta tensors support them in bfloat16 only."""
     first, second = args[:2]
     if first.device.type != "meta":
@@ -252,7 +250,7 @@ def _grouped_product(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> A
     return first.new_empty(shape)
 
 
-def _ctc(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _ctc(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The loss of each sequence, and the table of all paths through it, which the backward pass needs."""
     scores, targets = args[:2]
     if scores.device.type != "meta":
@@ -264,7 +262,7 @@ def _ctc(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return scores.new_empty(rows), scores.new_empty(rows, steps, 2 * longest + 1)
 
 
-def _ctc_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _ctc_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].device.type != "meta":
         return func(*args, **kwargs)
     result = torch.empty_like(args[1])

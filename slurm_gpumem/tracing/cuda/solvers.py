@@ -7,16 +7,14 @@ that stays, which comes to the same. Systems of several small matrices are solve
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Callable, Dict
+from typing import Any, Callable, Dict
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.layouts import size_of
+from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.units import MIB
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 HANDLE = 96 * MIB
@@ -64,7 +62,7 @@ def _rotations(data: Tensor) -> int:
 def _solver(at: int, extra: Callable[[Tensor], int], factors: bool) -> Callable[..., Any]:
     """`at`: which argument is the matrix; `factors`: whether cuBLAS does it for several matrices."""
 
-    def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    def handler(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         data, name = args[at], func._schema.name
         if data.device.type != "meta":

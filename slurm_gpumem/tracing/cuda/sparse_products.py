@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.engine.memo import call
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Recording
 
 aten = torch.ops.aten
 
@@ -68,7 +66,7 @@ def is_sparse(args: Any) -> bool:
 def _product(first_at: int) -> Callable[..., Any]:
     """The product of the argument at this place with the next one; one before it is added to the result."""
 
-    def handler(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    def handler(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
         first, second = args[first_at : first_at + 2]
         if not _sparse(first, second):
             return call(func, args, kwargs)
@@ -96,7 +94,7 @@ def _product(first_at: int) -> Callable[..., Any]:
     return handler
 
 
-def _from_coo(recorder: Recorder, name: str, matrix: Tensor) -> List[int]:
+def _from_coo(recorder: Recording, name: str, matrix: Tensor) -> List[int]:
     """The same as rows of 32-bit columns; entries that are not in order are sorted first."""
     count = int(matrix._nnz())
     made: List[int] = []
@@ -110,7 +108,7 @@ def _from_coo(recorder: Recorder, name: str, matrix: Tensor) -> List[int]:
     return [*made, recorder.take(count * _NARROW, name)]
 
 
-def _from_columns(recorder: Recorder, name: str, matrix: Tensor) -> List[int]:
+def _from_columns(recorder: Recording, name: str, matrix: Tensor) -> List[int]:
     """A matrix by columns (a transposed one) as one by rows: its entries are sorted."""
     count, rows = int(matrix.values().shape[0]), int(matrix.shape[0])
     places = [recorder.take(nbytes, name) for nbytes in (2 * count * _INDEX, count * _INDEX)]
@@ -127,19 +125,19 @@ def _from_columns(recorder: Recorder, name: str, matrix: Tensor) -> List[int]:
     return made
 
 
-def _sorting(recorder: Recorder, name: str, count: int) -> List[int]:
+def _sorting(recorder: Recording, name: str, count: int) -> List[int]:
     """Places in order: as one number each, with where it was, and what the sort needs."""
     scratch = [recorder.take(count * _INDEX, name) for _ in range(3)]
     recorder.workspace(count * _SORTED, name)
     return scratch
 
 
-def _copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _copy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A sparse gradient that is accumulated: meta tensors would lose its entries."""
     return sparse_on_meta(args[0]) if _sparse(args[0]) else func(*args, **kwargs)
 
 
-def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _transposed(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A copy whose entries are not in order; meta tensors would lose them."""
     matrix = args[0]
     if not _sparse(matrix) or matrix.layout != torch.sparse_coo:
@@ -154,12 +152,12 @@ def _transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return made
 
 
-def _coalesced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _coalesced(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Entries in order, and no place twice."""
     return _in_order(recorder, func._schema.name, args[0]) if _sparse(args[0]) else func(*args, **kwargs)
 
 
-def _in_order(recorder: Recorder, name: str, matrix: Tensor) -> Tensor:
+def _in_order(recorder: Recording, name: str, matrix: Tensor) -> Tensor:
     """How many entries differ is not known: all of them, as far as there are places."""
     count, dims = int(matrix._nnz()), matrix.sparse_dim()
     scratch = _sorting(recorder, name, count)
@@ -170,7 +168,7 @@ def _in_order(recorder: Recorder, name: str, matrix: Tensor) -> Tensor:
     return result
 
 
-def _sum(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _sum(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A sum along some dimensions: entries that lose a place to tell them apart become one."""
     matrix = args[0]
     if not _sparse(matrix) or matrix.layout != torch.sparse_coo:
@@ -188,7 +186,7 @@ def _sum(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return _in_order(recorder, name, copied)
 
 
-def _sum_backward(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _sum_backward(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The gradient of what was summed has entries where that had some."""
     return sparse_on_meta(args[1]) if _sparse(args[1]) else func(*args, **kwargs)
 
@@ -231,7 +229,7 @@ def _entries(like: Tensor, count: int, shape: List[int]) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
 
 
-def _masked(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _masked(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A dense tensor's values at the places of a sparse one."""
     return sparse_on_meta(args[1]) if _sparse(args[1]) else func(*args, **kwargs)
 

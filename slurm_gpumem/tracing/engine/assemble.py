@@ -22,7 +22,7 @@ from slurm_gpumem.summaries.trace_types import (
     TracedJob,
 )
 from slurm_gpumem.tracing.cuda.kernels import assembled
-from slurm_gpumem.tracing.engine.recorder import Block, Call
+from slurm_gpumem.tracing.engine.recording import Block, Call
 
 GROWING = ("forward", "backward", "evaluate")
 """Phases whose sizes may depend on the batch."""

@@ -7,16 +7,14 @@ Exact where the values are known. Where they are not, a mask over choices counts
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.engine.mask_statistics import choices_of, mark_index, rows_of, share_of
+from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.tracing.engine.values import compute, give, value_of
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _INDEX_BYTES = 8
@@ -28,7 +26,7 @@ _MASKS = (torch.bool, torch.uint8)
 """Types of masks: bytes are those of older code, and CUDA takes them."""
 
 
-def sized_by_value(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def sized_by_value(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """The result at its size, or at the size that it has on average, or at its largest."""
     if args[0].device.type != "meta":
         return func(*args, **kwargs)
@@ -68,7 +66,7 @@ def selected(func: Any, args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any
     return ((args[0][:count], *args[1:]), kwargs) if 0 < count < args[0].numel() else None
 
 
-def index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def index(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """`tensor[mask]`: as many rows as the mask has true values, its share of them, or all rows."""
     data, indices = args[:2]
     if data.device.type != "meta" or not any(i is not None and i.dtype in _MASKS for i in indices):
@@ -91,7 +89,7 @@ def index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, plain, **kwargs)
 
 
-def to_sparse(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def to_sparse(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A dense matrix (of a graph) made sparse: as many entries as are known not to be zero, or all."""
     data = args[0]
     dense = args[1] if len(args) > 1 else kwargs.get("sparse_dim")
@@ -106,7 +104,7 @@ def to_sparse(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return made._coalesced_(True)
 
 
-def boxes_kept(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def boxes_kept(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """torchvision's `nms`: which boxes are left when those that overlap are gone; at most all of them.
 
     It has the boxes in the order of their scores, and a bit for each pair of them, while it runs.
@@ -126,7 +124,7 @@ def boxes_kept(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _counts(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
+def _counts(recorder: Recording, args: Any, kwargs: Any) -> Tensor:
     """How often each number occurs: equally often, where code says how many numbers there are."""
     data = args[0]
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
@@ -139,7 +137,7 @@ def _counts(recorder: Recorder, args: Any, kwargs: Any) -> Tensor:
     return result
 
 
-def _all_choices(recorder: Recorder, args: Any, kwargs: Any) -> Any:
+def _all_choices(recorder: Recording, args: Any, kwargs: Any) -> Any:
     """`unique` of an index: code that goes through its experts this way meets each of them once."""
     data = args[0]
     choices = choices_of(data) or 1

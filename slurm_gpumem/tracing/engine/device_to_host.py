@@ -5,18 +5,16 @@ Meta tensors have no numbers. Known ones are given (see `values`), others are ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.sparse_products import parts_of, sparse_on_cpu, sparse_on_meta
 from slurm_gpumem.tracing.engine.mask_statistics import are_chances, choices_of, may_be_whole, share_of
+from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.tracing.engine.value_checks import loop_answer, wanted
 from slurm_gpumem.tracing.engine.values import give, is_wrapped, made_up_numbers, value_of
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _REPEATED = 4093
@@ -72,7 +70,7 @@ def _different(count: int, kind: torch.dtype) -> Tensor:
     return some.to(kind).repeat(-(-count // _REPEATED))[:count]
 
 
-def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _to_copy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     source, device, waits = args[0], kwargs.get("device"), not kwargs.get("non_blocking")
     if source.layout != torch.strided and (device or source.device).type == "meta":
         return sparse_on_meta(source, kwargs.get("dtype"))
@@ -90,7 +88,7 @@ def _to_copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return found
 
 
-def _copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _copy(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[:2]
     waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
     if target.device.type == "meta":
@@ -103,7 +101,7 @@ def _copy(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _between(
-    recorder: Recorder, func: Any, target: Tensor, source: Tensor, *, fresh: bool, waits: bool
+    recorder: Recording, func: Any, target: Tensor, source: Tensor, *, fresh: bool, waits: bool
 ) -> None:
     """A copy between CPU and GPU moves one piece: a tensor with gaps is put together on the GPU first.
 
@@ -125,7 +123,7 @@ def _between(
         recorder.workspace(on_gpu.numel() * on_gpu.element_size(), func._schema.name)
 
 
-def _truth(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _truth(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """`torch.equal`, `is_nonzero`: a Python truth of tensors whose numbers are not known."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     if all(tensor.device.type != "meta" for tensor in tensors):
@@ -144,7 +142,7 @@ def _truth(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return loop_answer(recorder, recorder.guess.truth)
 
 
-def _split(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _split(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Pieces whose sizes were read from the GPU: where made-up ones do not add up, about equal pieces do."""
     data, sizes = args[:2]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
@@ -154,7 +152,7 @@ def _split(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, sizes, dim)
 
 
-def _pack(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _pack(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """Sequences of lengths that were read from the GPU: made-up ones become the longest that there may be.
 
     A whole number that is made up is zero or one; that all of several steps are padding is never meant.
@@ -169,12 +167,12 @@ def _pack(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, lengths, batch_first)
 
 
-def _left_aligned(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _left_aligned(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """A transformer in evaluation asks whether it may leave out what is padded: no, it has all of it."""
     return func(*args, **kwargs) if args[0].device.type != "meta" else False
 
 
-def _unscale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _unscale(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """GradScaler divides the gradients in place and looks for infinities, of which there are none."""
     if args[0] and args[0][0].device.type != "meta":
         return func(*args, **kwargs)
@@ -182,7 +180,7 @@ def _unscale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     return None
 
 
-def _update_scale(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _update_scale(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].device.type != "meta":
         return func(*args, **kwargs)
     return args[0]

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.engine.recording import Shares
 from slurm_gpumem.tracing.engine.values import MADE_UP, give, small, value_of
 
 aten = torch.ops.aten
@@ -90,7 +91,7 @@ class _Drawn:
         self._factor = factor
         self._number = -1
 
-    def factor(self, shares: Uneven) -> float:
+    def factor(self, shares: Shares) -> float:
         if self._factor is None:
             self._number = shares.count
             self._factor = shares.factor()
@@ -107,14 +108,14 @@ def _drawn_of(mask: Any) -> _Drawn:
     return drawn
 
 
-def rows_of(mask: Tensor, shares: Uneven) -> int:
+def rows_of(mask: Tensor, shares: Shares) -> int:
     """How many elements of a mask with a known share hold; the same number each time it is asked."""
     share = share_of(mask) or 0.0
     uneven = _drawn_of(mask).factor(shares) if 0 < share < 1 else 1.0
     return min(mask.numel(), round(share * mask.numel() * uneven))
 
 
-def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any, shares: Uneven) -> None:
+def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any, shares: Shares) -> None:
     """After an operator ran on meta tensors: what its result is known to be."""
     rule = _RULES.get(func)
     if rule is not None:
@@ -316,7 +317,7 @@ def _not(args: Any, kwargs: Any, result: Any) -> None:
     _is_mask(result, None if share is None else 1 - share)
 
 
-def _sum(mask: Any, result: Any, shares: Uneven) -> None:
+def _sum(mask: Any, result: Any, shares: Shares) -> None:
     """How many hold: about as many in each sum; all, as where it selects, of a mask that is not known.
 
     Half of those that compare two tensors: that is a score, and with the best one scripts end their training.

@@ -8,15 +8,13 @@ left to choose run about as often as they do on a GPU.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.tracing.engine.values import give, small, value_of
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 aten = torch.ops.aten
 _ALLOWED = "_gpumem_allowed"
@@ -32,7 +30,7 @@ def chance() -> Any:
     return made
 
 
-def follow_choices(recorder: Recorder, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+def follow_choices(recorder: Recording, func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """After an operator ran on meta tensors: what may be chosen from its result, or the choice itself."""
     rule = _RULES.get(func)
     if rule is not None:
@@ -49,7 +47,7 @@ def _mark(result: Tensor, allowed: Optional[Tensor]) -> None:
         setattr(result, _ALLOWED, allowed)
 
 
-def _sum(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+def _sum(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
     """Scores and a mask of zeros and minus infinities."""
     if not result.dim() or not result.is_floating_point() or value_of(result) is not None:
         return
@@ -70,7 +68,7 @@ def _open_in(mask: Any) -> Optional[Tensor]:
     return opened if bool((opened | (known <= _RULED_OUT)).all()) else None
 
 
-def _filled(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+def _filled(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
     """`scores.masked_fill(mask, -inf)`."""
     data, mask, number = args
     closed = value_of(mask) if mask.device.type == "meta" else mask
@@ -82,27 +80,27 @@ def _filled(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) 
     _mark(result, opened if before is None else opened & before)
 
 
-def _same(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+def _same(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
     """What changes no order: softmax, temperatures, sums to one."""
     allowed = _allowed(args[0])
     if allowed is not None and allowed.shape == result.shape:
         setattr(result, _ALLOWED, allowed)
 
 
-def _view(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+def _view(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
     allowed = _allowed(args[0])
     if allowed is not None:
         _mark(result, allowed.reshape(args[1]) if func in _RESHAPED else func(allowed, *args[1:], **kwargs))
 
 
-def _drawn(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+def _drawn(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
     """`multinomial`: one of the places that are left, or several that may be the same."""
     again = bool(args[2] if len(args) > 2 else kwargs.get("replacement", False))
     if _allowed(args[0]) is not None and (again or result.shape[-1] == 1):
         _choose(recorder, args[0], result)
 
 
-def _best(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+def _best(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
     """`argmax` and `max` along the last dimension."""
     data = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
@@ -112,7 +110,7 @@ def _best(recorder: Recorder, args: Any, kwargs: Any, result: Any, func: Any) ->
     _choose(recorder, data, index)
 
 
-def _choose(recorder: Recorder, data: Tensor, index: Tensor) -> None:
+def _choose(recorder: Recording, data: Tensor, index: Tensor) -> None:
     """Give the index a value in each row."""
     allowed = _allowed(data)
     if allowed is None or value_of(data) is not None or index.device.type != "meta":

@@ -2,7 +2,7 @@
 
 Sizes that depend on data are guessed (`mask_statistics`), one after the other. A block that is computed again
 in the backward pass must get the sizes that it had, or torch says that its tensors are others than before.
-For the same reason no part of it is left out then (`script.fast_forward`).
+For the same reason no part of it is left out then (`follow.fast_forward`).
 """
 
 from __future__ import annotations

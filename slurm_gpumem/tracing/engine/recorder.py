@@ -7,14 +7,12 @@ Operators run on meta tensors (nothing is computed); those that behave different
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.tracing.cuda.autocast import Autocast
 from slurm_gpumem.tracing.cuda.kernels import Kernels
 from slurm_gpumem.tracing.cuda.operators import HANDLERS, MATMULS
@@ -26,7 +24,8 @@ from slurm_gpumem.tracing.engine.mask_statistics import Uneven, track
 from slurm_gpumem.tracing.engine.masked_choice import chance, follow_choices
 from slurm_gpumem.tracing.engine.memo import call
 from slurm_gpumem.tracing.engine.module_stack import Places
-from slurm_gpumem.tracing.engine.values import FOLLOWED, READ, Guess, follow, is_view, is_wrapped
+from slurm_gpumem.tracing.engine.recording import Block, Call, Guess
+from slurm_gpumem.tracing.engine.values import FOLLOWED, READ, follow, is_view, is_wrapped
 from slurm_gpumem.units import MIB
 
 # Operators without an implementation on meta tensors (CUDA extensions): results are assumed and reported.
@@ -60,7 +59,6 @@ def assumed(recorder: Recorder, func: Any, args: Any, error: BaseException) -> A
 
 
 _HANDLERS: Dict[Any, Callable[..., Any]] = {**HANDLERS, **READ, **READS, **SIZED}
-Call = Union[Convolution, Reduction]
 LT_WORKSPACE = MIB
 """What cuBLASLt keeps from its first product on, that of a linear layer with a bias."""
 UNMEASURED_SOLVERS = (
@@ -76,24 +74,6 @@ EQUAL_SHARES = (
 def add_handlers(handlers: Dict[Any, Callable[..., Any]]) -> None:
     """From now on these operators, of a library, are run by these functions."""
     _HANDLERS.update(handlers)
-
-
-@dataclass
-class Block:
-    """One observed allocation."""
-
-    shape: Tuple[int, ...]
-    """Empty if the storage holds more than this tensor's values."""
-    itemsize: int
-    nbytes: int
-    operator: str
-    module: str
-    phase: str
-    category: str = ""
-    call: Optional[Call] = None
-    """What determines the size of a library's workspace on the GPU."""
-    stream: int = 0
-    """0, or the number of the script's own stream that it is allocated for."""
 
 
 class Recorder(TorchDispatchMode):

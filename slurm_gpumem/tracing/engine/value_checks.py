@@ -7,15 +7,13 @@ import os
 import sys
 from functools import lru_cache
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
+from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.tracing.follow.loops_of_code import deciding_loop, parsed
 from slurm_gpumem.tracing.own_code import OURS
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
 
 _NOT_THE_ASKER = (
     OURS,
@@ -92,7 +90,7 @@ class _Rounds:
         """A debugger that is on calls what a frame keeps; it then follows this frame no further."""
 
 
-def loop_answer(recorder: Recorder, guess: Any) -> Any:
+def loop_answer(recorder: Recording, guess: Any) -> Any:
     """The guess, or another answer once a loop has asked for it again and again: it ends only by values.
 
     Unknown values are always answered alike, so a loop that only its condition ends would never end.

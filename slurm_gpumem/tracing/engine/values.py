@@ -8,46 +8,17 @@ up, and the trace says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.tracing.engine.value_checks import loop_answer, wanted
 
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.engine.recorder import Recorder
-
 aten = torch.ops.aten
-
-
-@dataclass
-class Guess:
-    """What a model gets when it reads an unknown boolean, and whether one did."""
-
-    truth: bool = True
-    used: bool = False
-    numbers: bool = False
-    """Whether numbers of a tensor were made up."""
-    reads: int = 0
-    worse: bool = False
-    """Whether numbers are greater than all others: scores of a model that is smaller than one before it."""
-
-    def turn(self, smaller: bool) -> None:
-        """A model is trained; a search that goes on with the best of its models takes the largest."""
-        self.worse = smaller
-
-    def next_number(self) -> float:
-        """A number for one that is not known: ever less, as losses fall and never repeat.
-
-        It is below one, as it may be an error or a score, and one when it is rounded.
-        """
-        self.reads += 1
-        least, above = (1.4, 0.09) if self.worse else (0.55, 0.4)
-        return least + above / (1 + self.reads / 100)
 
 
 LARGEST = {"float": 1 << 14, "other": 1 << 20}
@@ -304,7 +275,7 @@ def _forget(outputs: Any) -> None:
                 setattr(value.untyped_storage(), _LOST, True)
 
 
-def made_up_numbers(recorder: Recorder, tensor: Tensor) -> None:
+def made_up_numbers(recorder: Recording, tensor: Tensor) -> None:
     """Code reads numbers that nobody knows; whole ones, inside of a layer, are often sizes."""
     recorder.guess.numbers = True
     whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
@@ -318,7 +289,7 @@ def made_up_numbers(recorder: Recorder, tensor: Tensor) -> None:
         )
 
 
-def read(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def read(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any:
     """`tensor.item()`: the value, or a made-up one: the recorder's guess, or one."""
     tensor = args[0]
     if tensor.device.type != "meta":

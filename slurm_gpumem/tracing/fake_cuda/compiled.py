@@ -1,8 +1,8 @@
 """`torch.compile`: the graphs that PyTorch's compiler would get, and what it would hold of them in memory.
 
 AOTAutograd makes them here as on a GPU: forward and backward pass are traced together, and its partitioner
-decides what is saved between them and what is computed again. No kernel is generated (`tracing.fused`), so
-neither Triton nor a compiler is needed. What cannot be traced so runs as eager PyTorch.
+decides what is saved between them and what is computed again. No kernel is generated (`tracing.cuda.fused`),
+so neither Triton nor a compiler is needed. What cannot be traced so runs as eager PyTorch.
 """
 
 from __future__ import annotations

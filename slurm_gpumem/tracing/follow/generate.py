@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
-from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
+from slurm_gpumem.tracing.script.messages import State
+from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 
 _START = "import torch; from slurm_gpumem.tracing.follow.generate import main; main()"
 

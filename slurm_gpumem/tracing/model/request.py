@@ -24,7 +24,8 @@ from slurm_gpumem.tracing.model.spec import (
     parse_input,
     parse_target,
 )
-from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
+from slurm_gpumem.tracing.script.messages import State
+from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from slurm_gpumem.training_names import plain_name
 
 HUB_NAMES = "hub-names.json"

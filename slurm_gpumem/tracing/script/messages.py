@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.text import count
 from slurm_gpumem.tracing.guard.refusals import refused_by_trace
@@ -14,12 +15,41 @@ from slurm_gpumem.tracing.script.hints import PHASE, TOLD, advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
 from slurm_gpumem.tracing.user_line import shortened
 
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.script.run import State
-
 _USAGE = 2
 _NOT_FOUND = (126, 127)
 """A shell's codes of commands that cannot be started."""
+
+
+@dataclass
+class State:
+    """What is known of the running command."""
+
+    place: int = 0
+    """Among those that wait for their turn; 0: it has begun."""
+    at: str = ""
+    torch_processes: int = 0
+    training: bool = False
+    finishing: bool = False
+    """Enough was seen, and is being written down."""
+    cycles: int = 0
+    done: Optional[Dict[str, Any]] = None
+    inferences: List[Tuple[int, Dict[str, Any]]] = field(default_factory=list)
+    """Processes that ended after forward passes and no training, with what was seen of each."""
+    passes: int = 0
+    """Forward passes before it failed."""
+    failed: str = ""
+    kind: str = ""
+    guessed: bool = False
+    models: List[str] = field(default_factory=list)
+    notes: List[str] = field(default_factory=list)
+    exit_code: Optional[int] = None
+    stopped: str = ""
+    output: str = ""
+    private: Dict[str, str] = field(default_factory=dict)
+    """How it was kept from everything outside."""
+    ranks: int = 1
+    not_estimated: str = ""
+    """Why the rest of the run would tell nothing of its peak."""
 
 
 class Advice(NamedTuple):

@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import NotEstimatedError, TargetError
@@ -29,7 +29,7 @@ from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
 from slurm_gpumem.tracing.guard.slots import AS_FREE as AS_FREE
 from slurm_gpumem.tracing.guard.slots import Slot
 from slurm_gpumem.tracing.script.hints import ENDLESS
-from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, nothing_on_gpu
+from slurm_gpumem.tracing.script.messages import Advice, State, explain, inference_notes, nothing_on_gpu
 from slurm_gpumem.tracing.script.report_folder import (
     CHANGED,
     PRIVATE,
@@ -86,38 +86,6 @@ class TracedScript:
     """Files that its Python processes imported or read, besides those of installed packages ..."""
     packages: Tuple[str, ...] = ()
     """... and the folders of those."""
-
-
-@dataclass
-class State:
-    """What is known of the running command."""
-
-    place: int = 0
-    """Among those that wait for their turn; 0: it has begun."""
-    at: str = ""
-    torch_processes: int = 0
-    training: bool = False
-    finishing: bool = False
-    """Enough was seen, and is being written down."""
-    cycles: int = 0
-    done: Optional[Dict[str, Any]] = None
-    inferences: List[Tuple[int, Dict[str, Any]]] = field(default_factory=list)
-    """Processes that ended after forward passes and no training, with what was seen of each."""
-    passes: int = 0
-    """Forward passes before it failed."""
-    failed: str = ""
-    kind: str = ""
-    guessed: bool = False
-    models: List[str] = field(default_factory=list)
-    notes: List[str] = field(default_factory=list)
-    exit_code: Optional[int] = None
-    stopped: str = ""
-    output: str = ""
-    private: Dict[str, str] = field(default_factory=dict)
-    """How it was kept from everything outside."""
-    ranks: int = 1
-    not_estimated: str = ""
-    """Why the rest of the run would tell nothing of its peak."""
 
 
 def trace_command(

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.cuda.autocast import Autocast
-from slurm_gpumem.tracing.engine.recorder import Block, Recorder
-from slurm_gpumem.tracing.engine.values import Guess
+from slurm_gpumem.tracing.engine.recorder import Recorder
+from slurm_gpumem.tracing.engine.recording import Block, Guess
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 
 _FEW = 512

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Protocol, Tuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -14,15 +14,16 @@ from slurm_gpumem.tracing.cuda.kernels import assembled
 from slurm_gpumem.tracing.engine.assemble import site_of
 from slurm_gpumem.tracing.engine.module_stack import own_parameters
 from slurm_gpumem.tracing.follow import evaluations
-from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS
+from slurm_gpumem.tracing.follow.fast_forward import FastForward
+from slurm_gpumem.tracing.follow.loop_skipper import Rounds
+from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.model.described import precision_of, torch_version
+from slurm_gpumem.tracing.script.ending import Ending
 from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
-from slurm_gpumem.tracing.script.inference import TRAINING
-from slurm_gpumem.tracing.script.script_places import Root
+from slurm_gpumem.tracing.script.inference import TRAINING, Inference
+from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.script_places import Root, ScriptPlaces
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
-
-if TYPE_CHECKING:
-    from slurm_gpumem.tracing.script.tracer import Tracer
 
 _REASON = 200
 """Letters of an error in a warning."""
@@ -30,7 +31,23 @@ _TWO = 2
 """Steps after which an optimizer's states were there from beginning to end of one."""
 
 
-def summary_of(tracer: Tracer) -> Tuple[ModelSummary, Dict[str, Any]]:
+class Seen(Protocol):
+    """Everything that was at work in the traced process."""
+
+    report: Report
+    places: ScriptPlaces
+    recorder: ScriptRecorder
+    steps: Steps
+    inference: Inference
+    skips: FastForward
+    rounds: Rounds
+    ending: Ending
+
+    @property
+    def seeded(self) -> bool: ...
+
+
+def summary_of(tracer: Seen) -> Tuple[ModelSummary, Dict[str, Any]]:
     """The summary, and facts about how it came to be."""
     recorder, steps, places = tracer.recorder, tracer.steps, tracer.places
     root = places.main_root()
@@ -79,7 +96,7 @@ def summary_of(tracer: Tracer) -> Tuple[ModelSummary, Dict[str, Any]]:
     return summary, facts
 
 
-def _seen_until_the_end(tracer: Tracer) -> str:
+def _seen_until_the_end(tracer: Seen) -> str:
     """How much of the training was seen where the script's end was not; "" where it was."""
     if tracer.ending.came_to_its_end or not tracer.steps.counts:
         return ""
@@ -110,7 +127,7 @@ def _keep_the_model(recorder: ScriptRecorder) -> None:
     del events[first:]
 
 
-def _warnings(tracer: Tracer, trace: Trace) -> Tuple[str, ...]:
+def _warnings(tracer: Seen, trace: Trace) -> Tuple[str, ...]:
     recorder, steps = tracer.recorder, tracer.steps
     found = [*recorder.warnings]
     if steps.cut_off and recorder.cycles < _TWO:
@@ -162,7 +179,7 @@ def _warnings(tracer: Tracer, trace: Trace) -> Tuple[str, ...]:
     return tuple(found)
 
 
-def _job(tracer: Tracer, root: Optional[Root]) -> TracedJob:
+def _job(tracer: Seen, root: Optional[Root]) -> TracedJob:
     steps = tracer.steps
     half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     autocast = steps.autocast or tracer.recorder.half_of_weights()  # on around the model, or inside of it

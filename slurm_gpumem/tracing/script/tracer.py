@@ -17,7 +17,7 @@ import torch
 from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
 from slurm_gpumem.tracing.cuda.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.engine.constants import known_constants
-from slurm_gpumem.tracing.engine.values import Guess
+from slurm_gpumem.tracing.engine.recording import Guess
 from slurm_gpumem.tracing.fake_cuda import streams, torch_patches
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import install_answers
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts

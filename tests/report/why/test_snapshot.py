@@ -4,8 +4,7 @@ import pickle
 import pickletools
 from typing import Any
 
-from slurm_gpumem.estimators.explain.reasons import peak_reasons
-
+from slurm_gpumem.estimators.explain.advice import peak_reasons
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.report.why.snapshot import snapshot_file

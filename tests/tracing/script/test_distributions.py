@@ -17,7 +17,7 @@ def test_without_gradients_a_few_of_one_shape_are_checked_and_again_beside_more(
     import torch
 
     from slurm_gpumem.tracing.cuda.autocast import Autocast
-    from slurm_gpumem.tracing.engine.values import Guess
+    from slurm_gpumem.tracing.engine.recording import Guess
     from slurm_gpumem.tracing.fake_cuda.torch_patches import _few_checks
     from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
@@ -55,7 +55,7 @@ def test_matrices_that_nobody_knows_may_be_symmetric() -> None:
     import torch
 
     from slurm_gpumem.tracing.cuda.autocast import Autocast
-    from slurm_gpumem.tracing.engine.values import Guess
+    from slurm_gpumem.tracing.engine.recording import Guess
     from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder

@@ -15,7 +15,7 @@ pytestmark = needs_torch
 
 def _recorder(count: int, shift: int) -> Any:
     """One that has seen two cycles: `count` blocks each, the second releases those of the first."""
-    from slurm_gpumem.tracing.engine.recorder import Block
+    from slurm_gpumem.tracing.engine.recording import Block
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
     recorder = ScriptRecorder.__new__(ScriptRecorder)
@@ -53,7 +53,7 @@ def test_many_parameters_are_dropped_in_a_time_that_grows_with_their_number() ->
 
 def _tokens(kinds: Sequence[int]) -> Tuple[Any, List[Tuple[int, int]]]:
     """A recorder after some rounds, of as many blocks as they say; each releases those of the one before."""
-    from slurm_gpumem.tracing.engine.recorder import Block
+    from slurm_gpumem.tracing.engine.recording import Block
 
     recorder = _recorder(0, 0)
     recorder.gpu_bytes, recorder.peak_bytes, recorder.most_bytes, recorder.pool = 1 << 50, 0, 0, 0

@@ -12,7 +12,7 @@ pytestmark = needs_torch
 
 def _world() -> Tuple[Any, Any]:
     from slurm_gpumem.tracing.cuda.autocast import Autocast
-    from slurm_gpumem.tracing.engine.values import Guess
+    from slurm_gpumem.tracing.engine.recording import Guess
     from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder

@@ -75,7 +75,8 @@ def test_the_time_limit_says_whether_memory_was_still_growing(
 
 
 def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
-    from slurm_gpumem.tracing.script.run import Limits, State, _allowed, _take
+    from slurm_gpumem.tracing.script.messages import State
+    from slurm_gpumem.tracing.script.run import Limits, _allowed, _take
 
     state, limits = State(), Limits(seconds=100.0)
     assert _allowed(limits, state) == 100.0

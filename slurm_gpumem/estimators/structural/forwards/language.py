@@ -10,7 +10,7 @@ from typing import List, NamedTuple, Optional
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
 from slurm_gpumem.estimators.structural.layers.attention import Run
-from slurm_gpumem.estimators.structural.layers.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.structural.layers.layers import rule_for
 from slurm_gpumem.estimators.structural.shapes import input_shape
 from slurm_gpumem.estimators.structural.tree import Node

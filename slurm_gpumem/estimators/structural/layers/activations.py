@@ -9,7 +9,7 @@ import re
 from math import prod
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
-from slurm_gpumem.estimators.structural.layers.kinds import may_add_input, named
+from slurm_gpumem.estimators.structural.layers.class_names import may_add_input, named
 from slurm_gpumem.estimators.structural.shapes import output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.summaries.types import Layer

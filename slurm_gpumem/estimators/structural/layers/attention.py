@@ -15,13 +15,13 @@ from slurm_gpumem.estimators.structural.layers.attention_math import (
     tokens_of,
     written_out,
 )
-from slurm_gpumem.estimators.structural.layers.convolutions import conv_input, sum_bytes
-from slurm_gpumem.estimators.structural.layers.kinds import (
+from slurm_gpumem.estimators.structural.layers.class_names import (
     computes_matrix,
     family_of,
     is_attention,
     named,
 )
+from slurm_gpumem.estimators.structural.layers.convolutions import conv_input, sum_bytes
 from slurm_gpumem.estimators.structural.layers.layers import rule_for
 from slurm_gpumem.estimators.structural.shapes import input_shape
 from slurm_gpumem.estimators.structural.tree import Node

@@ -7,7 +7,7 @@ from math import isqrt, prod
 from typing import Iterator, Optional, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
-from slurm_gpumem.estimators.structural.layers.kinds import family_of
+from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.structural.shapes import input_shape, output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.workspaces.convolutions import usual_bytes

@@ -9,8 +9,8 @@ from typing import Callable, Dict, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
 from slurm_gpumem.estimators.structural.layers import activations
+from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.structural.layers.convolutions import bias_size, convolve, padded, sum_bytes
-from slurm_gpumem.estimators.structural.layers.kinds import family_of
 from slurm_gpumem.estimators.structural.shapes import output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.summaries.types import Layer

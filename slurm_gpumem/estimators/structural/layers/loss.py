@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
-from slurm_gpumem.estimators.structural.layers.convolutions import first_convolution, input_of_first
-from slurm_gpumem.estimators.structural.layers.kinds import (
+from slurm_gpumem.estimators.structural.layers.class_names import (
     family_of,
     has_decoder,
     named,
     upsamples_logits,
 )
+from slurm_gpumem.estimators.structural.layers.convolutions import first_convolution, input_of_first
 from slurm_gpumem.estimators.structural.shapes import input_shape
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk

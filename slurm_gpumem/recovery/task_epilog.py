@@ -1,9 +1,9 @@
 """What the task epilog does, as the job's user, at the end of one of our batch scripts.
 
-`python -I -m slurm_gpumem.recovery.task`: it reads the end of the job's own log, checks it against what was
-measured, notes the verdict in the job's comment and writes a line at the end of the job's stderr. It does
-not know the exit code; whether the job failed at all is the controller's to say. Nothing it does fails the
-job.
+`python -I -m slurm_gpumem.recovery.task_epilog`: it reads the end of the job's own log, checks it against
+what was measured, notes the verdict in the job's comment and writes a line at the end of the job's stderr. It
+does not know the exit code; whether the job failed at all is the controller's to say. Nothing it does fails
+the job.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.config.ladder import Step
-from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.gres import Held, gres_word
 from slurm_gpumem.units import ceil_div
 
@@ -57,9 +57,9 @@ def next_request(
     """What to ask for after `taken` steps.
 
     `units_per_gpu` are the kinds of GPUs in reach. `need_units` is what the failed run is known to have
-    needed. `gpu_keeps_off_shards` as `slurm.nodes.WHOLE_GPU_BESIDE_SHARDS` says. `sizes` are the MiB of
+    needed. `gpu_keeps_off_shards` as `slurm.state.nodes.WHOLE_GPU_BESIDE_SHARDS` says. `sizes` are the MiB of
     all types in reach where MIG instances are among them, and `need_mib` is `need_units` for those;
-    `type_can_change` as `slurm.nodes.GPU_TYPE_CAN_CHANGE` says.
+    `type_can_change` as `slurm.state.nodes.GPU_TYPE_CAN_CHANGE` says.
     """
     if held.gres == "gpu" and taken < len(ladder) and held.gpu_type in sizes and profile_name(held.gpu_type):
         if not type_can_change:
