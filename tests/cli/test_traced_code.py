@@ -165,7 +165,10 @@ def test_a_summary_comes_from_standard_input(place: Place) -> None:
     [
         *((command, ["--optimizer", "sgd"], "not sgd") for command in ("estimate", "fit", "why")),
         *((command, ["--precision", "bf16"], "not bf16") for command in ("estimate", "fit", "why")),
-        ("fit", ["--grad-accumulation", "4"], "without gradient accumulation"),
+        *(
+            (command, ["--grad-accumulation", "4"], "without gradient accumulation")
+            for command in ("estimate", "fit", "why")
+        ),
         ("estimate", ["--loss", "mse"], "not mse"),
     ],
 )

@@ -12,12 +12,12 @@ import copy
 import functools
 import random
 import sys
-import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
 from slurm_gpumem.tracing.follow.model_state import tensors_in
+from slurm_gpumem.tracing.follow.steps import spent
 from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
@@ -81,8 +81,7 @@ def _largest(function: Callable[[Any], Any], samples: Any) -> Optional[Tuple[int
     """The largest batch that it makes of these samples; None where it always makes the same."""
     found: Optional[Tuple[int, Any]] = None
     owner = vars(_owner(function)) if hasattr(_owner(function), "__dict__") else {}
-    before, drawn = dict(owner), _Drawn()
-    until = time.monotonic() + _MOST_S
+    before, drawn, until = dict(owner), _Drawn(), spent() + _MOST_S
     try:
         for call in range(_MOST_CALLS):
             batch = function(copy.deepcopy(samples))
@@ -91,7 +90,7 @@ def _largest(function: Callable[[Any], Any], samples: Any) -> Optional[Tuple[int
                 found = numbers, batch
             if not call and not drawn.changed() and _same(before, owner):
                 return None
-            if time.monotonic() > until:
+            if spent() > until:
                 break
     except Exception:  # noqa: BLE001 - the script's code, which need not bear copies and a second call
         return None

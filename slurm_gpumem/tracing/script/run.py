@@ -320,7 +320,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
             "https_proxy": closed,
             "HTTP_PROXY": closed,
             "HTTPS_PROXY": closed,
-            "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "2"),
+            "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "1"),  # several wait for one another on a busy host
             "MPLBACKEND": "Agg",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONDONTWRITEBYTECODE": "1",
