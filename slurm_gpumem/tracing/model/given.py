@@ -15,6 +15,7 @@ from slurm_gpumem.tracing.model.inputs import Inputs, on_gpu
 from slurm_gpumem.tracing.model.load import as_many_as_it_takes, call, find_callable
 from slurm_gpumem.tracing.model.losses import main_tensor
 from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
+from slurm_gpumem.tracing.script.tracer import Tracer
 
 
 class OfCode:
@@ -26,7 +27,7 @@ class OfCode:
         self._request = request
         self.gradients = request.optimizer != NO_OPTIMIZER
 
-    def model(self, enter: Callable[[str], None], tracer: Any) -> Tuple[nn.Module, str]:
+    def model(self, enter: Callable[[str], None], tracer: Tracer) -> Tuple[nn.Module, str]:
         """The model, and where it was built."""
         without_downloads(tracer.note)
         builder = Builder(self._request, enter, tracer.note)
@@ -38,7 +39,7 @@ class OfCode:
         return model, built_on
 
     def batches(
-        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Any
+        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Tracer
     ) -> Callable[[int], Inputs]:
         """A function that makes a batch of a size on the GPU; fp32 numbers become `floats`, if given."""
         request = self._request

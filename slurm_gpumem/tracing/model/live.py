@@ -33,6 +33,7 @@ from slurm_gpumem.tracing.model.training import Training
 from slurm_gpumem.tracing.script import tracer
 from slurm_gpumem.tracing.script.hints import TOLD
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, Report, read_file
+from slurm_gpumem.tracing.script.tracer import Tracer
 from slurm_gpumem.tracing.user_line import own_words
 
 _LONGEST_S = 900.0
@@ -135,7 +136,7 @@ class _Live:
         own = (*model.parameters(), *model.buffers())
         self._on_gpu = {id(tensor): (tensor, _off_gpu(tensor)) for tensor in own if tensor.is_cuda}
 
-    def model(self, enter: Callable[[str], None], tracer: Any) -> Tuple[nn.Module, str]:
+    def model(self, enter: Callable[[str], None], tracer: Tracer) -> Tuple[nn.Module, str]:
         """The model, as new: without gradients and states of steps that were made before."""
         enter("moving the model to the GPU")
         for parameter in self._model.parameters():
@@ -170,7 +171,7 @@ class _Live:
         return tensor
 
     def batches(
-        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Any
+        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Tracer
     ) -> Callable[[int], Inputs]:
         """A function that makes a batch of a size like the given one, on the GPU."""
         batch, recorder = self._batch, tracer.recorder

@@ -30,6 +30,7 @@ from slurm_gpumem.tracing.model.loop import Plan, Step, mark, note_model, seen_b
 from slurm_gpumem.tracing.model.spec import NO_OPTIMIZER, TraceRequest
 from slurm_gpumem.tracing.script import tracer
 from slurm_gpumem.tracing.script.summary import summary_of
+from slurm_gpumem.tracing.script.tracer import Tracer
 
 _PURE = {"bf16": torch.bfloat16}
 _FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
@@ -49,11 +50,11 @@ class Material(Protocol):
     gradients: bool
     """Whether forward passes keep what a backward pass needs."""
 
-    def model(self, enter: Callable[[str], None], tracer: Any) -> Tuple[nn.Module, str]:
+    def model(self, enter: Callable[[str], None], tracer: Tracer) -> Tuple[nn.Module, str]:
         """The model, and where it was built."""
 
     def batches(
-        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Any
+        self, model: nn.Module, floats: Optional[torch.dtype], tracer: Tracer
     ) -> Callable[[int], Inputs]:
         """A function that makes a batch of a size on the GPU; fp32 numbers become `floats`, if given."""
 
@@ -70,7 +71,7 @@ class Material(Protocol):
 class Training:
     """One request, from the model to its last step."""
 
-    def __init__(self, request: TraceRequest, material: Material, tracer: Any) -> None:
+    def __init__(self, request: TraceRequest, material: Material, tracer: Tracer) -> None:
         self._request = request
         self._material = material
         self._tracer = tracer
