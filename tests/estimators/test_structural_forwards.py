@@ -150,6 +150,25 @@ Net                          [2, 4, 49, 64]         [2, 4, 49, 64]         --
     assert other[196 * 192]
 
 
+HIERA = """\
+Hiera                        [2, 256, 96]           [2, 256, 96]           --
+├─MaskUnitAttention: 1-1     [2, 256, 96]           [2, 256, 96]           --
+│    └─Linear: 2-1           [2, 256, 96]           [2, 256, 288]          27,936
+│    └─Linear: 2-2           [2, 256, 96]           [2, 256, 96]           9,312
+"""
+
+
+def test_hieras_first_stages_attend_within_windows_of_64_tokens() -> None:
+    assert _kept(HIERA)[256 * 64] == 1
+    later = """\
+├─MaskUnitAttention: 1-2     [2, 16, 384]           [2, 16, 384]           --
+│    └─Linear: 2-3           [2, 16, 384]           [2, 16, 1152]          443,520
+│    └─Linear: 2-4           [2, 16, 384]           [2, 16, 384]           147,840
+"""
+    # All tokens of a late stage: a fused kernel, whose fused projection is kept.
+    assert _kept(HIERA + later)[16 * 1152] == 1
+
+
 def test_a_halo_copies_a_larger_window_for_each_block() -> None:
     rows = """\
 Net                          [2, 64, 16, 16]        [2, 64, 16, 16]        --
@@ -214,6 +233,20 @@ SwinTransformerV2            [128, 64, 96]          [128, 64, 96]          --
     sizes = Counter(tape.sizes[store] for store in stores)
     tokens = max(size for size in sizes if sizes[size] >= 4)  # queries, keys, values, result
     assert sizes[tokens * 3 * 64 // 96] == 2
+
+
+def test_selective_kernels_are_stacked() -> None:
+    rows = """\
+Net                          [2, 32, 14, 14]        [2, 32, 14, 14]        --
+├─SelectiveKernel: 1-1       [2, 32, 14, 14]        [2, 32, 14, 14]        --
+│    └─ModuleList: 2-1       --                     --                     --
+│    │    └─Conv2d: 3-1      [2, 32, 14, 14]        [2, 32, 14, 14]        9,248
+│    │    └─Conv2d: 3-2      [2, 32, 14, 14]        [2, 32, 14, 14]        9,248
+│    └─SelectiveKernelAttn: 2-2 [2, 2, 32, 14, 14]  [2, 2, 32, 1, 1]       --
+│    │    └─Conv2d: 3-3      [2, 32, 1, 1]          [2, 32, 1, 1]          1,024
+│    │    └─Conv2d: 3-4      [2, 32, 1, 1]          [2, 64, 1, 1]          2,048
+"""
+    assert _kept(rows)[2 * 32 * 196] == 1
 
 
 def test_segformers_head_resizes_and_joins_all_stages_in_fp32() -> None:

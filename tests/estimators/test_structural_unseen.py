@@ -42,6 +42,14 @@ def test_a_packed_projection_before_one_of_a_third_is_attention_in_any_block() -
     assert packed - plain >= 3 * tokens
 
 
+def test_a_dropout_between_widening_and_narrowing_layers_hides_an_activation() -> None:
+    up = "│    └─Linear: 2-2              [2, 512, 64]         [2, 512, 256]        16,640\n"
+    drop = "│    └─Dropout: 2-3             [2, 512, 256]        [2, 512, 256]        --\n"
+    act = "│    └─ReLU: 2-4                [2, 512, 256]        [2, 512, 256]        --\n"
+    down = "│    └─Linear: 2-5              [2, 512, 256]        [2, 512, 64]         16,448\n"
+    assert _saved(up + drop + down) == _saved(up + act + drop + down)
+
+
 def test_dropout_of_whole_channels_keeps_one_number_a_channel() -> None:
     rows = "│    └─{}: 2-2        [2, 512, 64]         [2, 512, 64]         --\n"
     assert _saved(rows.format("Dropout1d")) < _saved(rows.format("Dropout"))

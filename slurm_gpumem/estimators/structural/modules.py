@@ -10,6 +10,7 @@ from slurm_gpumem.estimators.structural.forwards.registry import forward_of
 from slurm_gpumem.estimators.structural.layers import attention
 from slurm_gpumem.estimators.structural.layers.class_names import (
     family_of,
+    hidden_activation,
     is_attention,
     may_add_input,
     named,
@@ -84,7 +85,8 @@ def _leaf(walk: Walk, node: Node) -> None:
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
-        if walk.stream is not None and walk.stream.slot != x.slot:
+        post = bool(walk.scopes) and walk.scopes[-1].post_norm
+        if walk.stream is not None and (post or walk.stream.slot != x.slot):
             walk.stream = out
         return
     out = walk.give(rule_for(row)(walk, row, x))
@@ -206,6 +208,12 @@ def _branch(walk: Walk, x: Tensor) -> Tensor:
     return out
 
 
+def _ends_with_norm(node: Node) -> bool:
+    """Whether a block normalizes after its last addition, as the first transformers did."""
+    last = next((child for child in reversed(node.children) if child.row.called), None)
+    return last is not None and family_of(last.row.kind) in _TRANSFORMER_NORMS
+
+
 def _count_scales(row: Layer, own: int) -> int:
     """How many of a block's branches have a scale for each channel, from its own parameters."""
     width = row.outputs[0][-1] if row.outputs and len(row.outputs[0]) > 2 else 0
@@ -233,6 +241,9 @@ def _container(walk: Walk, node: Node) -> None:
     adds = may_add_input(row.kind) and not named("branches", row.kind)
     if adds:
         scope.scales = _count_scales(row, own)
+        scope.post_norm = _ends_with_norm(node)
+        if scope.post_norm:
+            walk.stream = entry
     merged = False
     uncalled = attention.uncalled_projection(node)
     forward = forward_of(walk, node)
@@ -255,15 +266,22 @@ def _container(walk: Walk, node: Node) -> None:
         for child in node.children:
             if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
                 merged = _merge_shortcut(walk, scope, in_place=True)
-            is_packed = attention.is_packed(child)
+            linear = family_of(child.row.kind) == "linear"
+            is_packed = linear and attention.is_packed(child)
             if packed and not is_packed and attention.ends_attention(walk, child, packed):
                 packed = []
             run(walk, child)
             if is_packed:
                 packed.append(walk.cur)
+            elif linear and _hides_activation(node.children, child):
+                walk.give(rule_for(_RELU)(walk, _RELU, walk.take(walk.cur)))
     walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
         walk.give(entry)
+    hidden = hidden_activation(row.kind)
+    if hidden and len(node.children) == 1 and family_of(node.children[0].row.kind) == "linear":
+        act = Layer(kind=hidden)
+        walk.give(rule_for(act)(walk, act, walk.take(walk.cur)))
     _finish(walk, node, scope, own, adds and not merged)
     walk.scopes.pop()
     walk.tape.hold(entry)
@@ -271,6 +289,17 @@ def _container(walk: Walk, node: Node) -> None:
     walk.give(walk.cur)
     if walk.job.checkpointing and may_add_input(row.kind):
         _checkpoint(walk, first_op)
+
+
+def _hides_activation(children: List[Node], child: Node) -> bool:
+    """Whether a function without a row follows this layer: it widens, the next linear one narrows
+    again, and there is no activation between them."""
+    made, taken = child.row.outputs[:1], child.row.inputs[:1]
+    following = children[children.index(child) + 1 :]
+    after = next((c for c in following if c.row.called and family_of(c.row.kind) != "dropout"), None)
+    if after is None or after.children or family_of(after.row.kind) != "linear" or not made or not taken:
+        return False
+    return after.row.inputs[:1] == made and after.row.outputs[:1] == taken and made[0][-1] > taken[0][-1]
 
 
 def _checkpoint(walk: Walk, first_op: int) -> None:
@@ -361,7 +390,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
     full = entry if entry.shape == shape else walk.recent.get(shape)
     if full is not None and cur.shape != shape and _gates(cur, full):
         walk.multiply(full, cur)
-    elif adds and cur.shape == shape:
+    elif adds and cur.shape == shape and not (scope.post_norm and walk.stream is cur):
         norms = [child for child in node.children if family_of(child.row.kind) in _TRANSFORMER_NORMS]
         if norms and walk.stream is not None and _same_tokens(walk.stream, cur):
             if walk.stream.slot != cur.slot:

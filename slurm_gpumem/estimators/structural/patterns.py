@@ -60,6 +60,7 @@ class Style(NamedTuple):
     """Queries, keys and values are made by three layers, as in transformers, not by one."""
     attention: str
     """The class used for hidden attention."""
+    drops: bool
     counts_norms: bool
     """Whether torchinfo counts the outputs of batch norms: not if they contain their activation."""
 
@@ -85,6 +86,7 @@ class Style(NamedTuple):
             grouped=gated and not named("ungrouped", names),
             separate=named("library-model", summary.name) and not named("fused-projection", summary.name),
             attention=_attention_class(summary.name, names),
+            drops=named("dropping", summary.name),
             counts_norms="batch_norm_act" not in families.values(),
         )
 
@@ -169,6 +171,8 @@ def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
         return Pattern(_feed_forward(row.params, width, style, 1.0, ""), 1, axis, residual=False)
     if len(shape) == 2:
         return Pattern((Step("Linear", share=1.0), Step("ReLU")), 1, axis, residual=False)
+    if named("dense-layer", row.kind) and not last:
+        return Pattern(_dense_layer(row.params, width), 1, axis, residual=False)
     if last:
         repeats = max(1, round(row.params / (12 * width * width))) if holds_several(row.kind) else 1
         return Pattern(_transformer(row.params / repeats, width, style), repeats, axis, residual=True)
@@ -214,6 +218,22 @@ def _attention(style: Style, group: str, share: float = 1.0, *, convolves: bool 
     )
 
 
+def _dense_layer(params: int, growth: int) -> Tuple[Step, ...]:
+    """All results of the block so far are normalized, narrowed to four times the growth and convolved."""
+    narrow = 4
+    taken = (params - 2 * narrow * growth - 9 * narrow * growth**2) / (2 + narrow * growth)
+    wide = max(1.0, taken / growth)
+    share = min(0.9, 9 * narrow * growth**2 / max(1, params))
+    return (
+        Step("BatchNorm2d", wide, takes=wide),
+        Step("ReLU", wide),
+        Step("Conv2d", narrow, 1 - share),
+        Step("BatchNorm2d", narrow),
+        Step("ReLU", narrow),
+        Step("Conv2d", 1.0, share),
+    )
+
+
 def _feed_forward(params: float, width: int, style: Style, share: float, group: str) -> Tuple[Step, ...]:
     """Up, activation, down; the inner width follows from the parameters."""
     # If it is more than eight times as wide, it contains something else, such as a spatial reduction.
@@ -229,10 +249,11 @@ def _feed_forward(params: float, width: int, style: Style, share: float, group: 
 def _transformer(params: float, width: int, style: Style) -> Tuple[Step, ...]:
     """Normalization, attention, normalization, feed-forward."""
     attention = min(1.0, (2.5 if style.grouped else 4) * width * width / params) if params else 0.33
-    steps = (Step(style.norm), *_attention(style, style.attention, attention), Step(style.norm))
+    drop = (Step("Dropout", group=""),) if style.drops else ()
+    steps = (Step(style.norm), *_attention(style, style.attention, attention), *drop, Step(style.norm))
     if attention < 1.0 or not params:
         rest = params * (1 - attention) if params else 8.0 * width * width
-        steps = (*steps, *_feed_forward(rest, width, style, 1 - attention, "HiddenMlp"))
+        steps = (*steps, *_feed_forward(rest, width, style, 1 - attention, "HiddenMlp"), *drop)
     return steps
 
 
@@ -253,7 +274,7 @@ def _convolutions(kind: str, params: float, width: int, style: Style) -> Tuple[S
         # torchvision's MBConv scales its channels by squeeze and excitation, which keeps what it scales.
         gate = (Step("Multiply", wide, inner=True),) if kind == "MBConv" else ()
         return (*pair(wide, 0.45), middle, *pair(wide, 0.1), middle, *gate, *pair(1, 0.45, inner=False))
-    if style.layer_norms:
+    if named("modern-conv", kind) or style.layer_norms:
         wide = max(0.5, params / (2.0 * width * width))
         depthwise = (Step("Conv2d", 1, 0.02), Step("LayerNorm2d", 1))
         return (

@@ -12,7 +12,7 @@ from math import prod
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.allocator.tape import Tape, Tensor
-from slurm_gpumem.estimators.structural.layers.class_names import drops, has_decoder, keeps_cache
+from slurm_gpumem.estimators.structural.layers.class_names import drops, has_decoder, keeps_cache, named
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 
@@ -22,7 +22,7 @@ _LOW = {"amp-fp16": "fp16", "amp-bf16": "bf16", "fp16": "fp16", "bf16": "bf16"}
 class Scope:
     """A container during the walk: its input, and its children's results that nothing has used yet."""
 
-    __slots__ = ("entry", "half", "kind", "scales", "unused")
+    __slots__ = ("entry", "half", "kind", "post_norm", "scales", "unused")
 
     def __init__(self, kind: str, entry: Tensor) -> None:
         self.kind = kind
@@ -32,6 +32,8 @@ class Scope:
         """One half of its input, which will gate the other."""
         self.scales = 0
         """Learned scales of branches that have not been used yet."""
+        self.post_norm = False
+        """Whether its last layer normalizes the sum of input and branch."""
 
 
 class Walk:
@@ -185,10 +187,17 @@ class Walk:
             if waiting is not None:
                 cur = self.combine(cur, waiting)
             return self.take(cur)
-        found = self._existing(shape)
+        found = None if self._is_mean(shape) else self._existing(shape)
         if found is None:
             found = self._derived(shape)
         return self.take(found)
+
+    def _is_mean(self, shape: Shape) -> bool:
+        """Whether `shape` has one number per channel of the current image: its mean, not an older one."""
+        cur = self.cur.shape
+        if len(cur) != 4 or prod(cur[2:]) <= 1 or not self.scopes or not named("gate", self.scopes[-1].kind):
+            return False
+        return shape == (*cur[:2], 1, 1)
 
     def waiting(self, cur: Tensor) -> Optional[Tensor]:
         """Another tensor of this shape that the current container made and nothing has used."""

@@ -17,6 +17,10 @@ from slurm_gpumem.summaries.types import Layer, Shape
 _FLOAT = 4
 _ACTIVATIONS = ("hard", "input_act", "relu")
 _NEST_HEAD = 32
+_HIERA_HEAD = 72
+"""About the width of Hiera's heads: those of its sizes are between 56 and 96."""
+_HIERA_WINDOW = 64
+"""Tokens of a window in its first stage."""
 
 
 def math_attention(walk: Walk, fused: Tensor, shape: Shape, matrix: int) -> None:
@@ -47,6 +51,22 @@ def blocks_of_tokens(walk: Walk, node: Node, run: Run) -> None:
     _around(walk, node, run, shape, walk.count(shape) // _NEST_HEAD * shape[-2])
 
 
+def mask_units(walk: Walk, node: Node, run: Run) -> None:
+    """Hiera's attention: within windows in the first two stages, over all tokens in the others."""
+    shape = node.row.outputs[0]
+    tokens = prod(walk.cur.shape[1:-1])
+    made = [row.outputs[0] for row in walk.summary.layers if row.kind == node.row.kind and row.outputs]
+    first = max(prod(other[1:-1]) for other in made)
+    if 4 * tokens < first:
+        attention.container(walk, node, run)
+        return
+    narrowest = min(other[-1] for other in made)
+    heads = max(1, round(narrowest / _HIERA_HEAD)) * shape[-1] // narrowest
+    queries = walk.count(shape) // max(1, shape[-1])
+    windows = max(1, first // _HIERA_WINDOW)
+    _around(walk, node, run, shape, queries * heads * max(1, tokens // windows))
+
+
 def _around(walk: Walk, node: Node, run: Run, shape: Shape, matrix: int) -> None:
     """The fused projection, the attention and what follows it."""
     first = attention.projections(node)[0]
@@ -66,7 +86,7 @@ def fits_fused(node: Node) -> bool:
     return bool(node.row.outputs) and len(node.row.outputs[0]) > 2 and len(attention.projections(node)) == 1
 
 
-fits_blocks_of_tokens = fits_fused
+fits_blocks_of_tokens = fits_mask_units = fits_fused
 
 
 def halo(walk: Walk, node: Node, run: Run) -> None:

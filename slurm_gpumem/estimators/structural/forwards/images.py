@@ -43,6 +43,36 @@ def fits_gated_conv(node: Node) -> bool:
     return shown and families.count("linear") == 2 and {"conv", "input_act"} <= set(families)
 
 
+def selective_kernel(walk: Walk, node: Node, run: Run) -> None:
+    """Convolutions of several sizes, stacked, scaled by a weight for each and channel, and added."""
+    entry = walk.cur
+    made: List[Tensor] = []
+    for path in node.children[0].children:
+        walk.cur = entry
+        run(walk, path)
+        made.append(walk.take(walk.cur))
+    walk.tape.label = node.row.kind
+    _own_params(walk, node.children[1:])
+    stacked = walk.tape.new((), sum(part.elements for part in made), made[0].width)
+    walk.tape.op(made, stacked)
+    scaled = walk.tape.new((), stacked.elements, stacked.width)
+    walk.tape.op((stacked,), scaled, saved=(stacked,), back=(stacked.bytes,))
+    walk.give(walk.tape.op((scaled,), walk.tape.new(made[0].shape, made[0].elements, stacked.width)))
+
+
+def _own_params(walk: Walk, nodes: List[Node]) -> None:
+    """Register the parameters of layers over single numbers for each channel, which take no memory else."""
+    for node in nodes:
+        walk.param(node.row.params, trainable=node.row.trainable)
+        _own_params(walk, node.children)
+
+
+def fits_selective_kernel(node: Node) -> bool:
+    """Whether its paths come first, and then what weighs them."""
+    kinds = [child.row.kind for child in node.children]
+    return kinds == ["ModuleList", "SelectiveKernelAttn"] and len(node.children[0].children) > 1
+
+
 def _first(children: List[Node], family: str) -> int:
     return next(index for index, child in enumerate(children) if family_of(child.row.kind) == family)
 

@@ -16,10 +16,13 @@ _BY_CLASS: Dict[str, str] = {
     "FalconMambaMixer": "language.selective_scan",
     "GatedConvBlock": "images.gated_conv",
     "HaloAttn": "attentions.halo",
+    "HieraMaskUnitAttention": "attentions.mask_units",
     "LevitAttention": "attentions.biased_heads",
     "LevitAttentionSubsample": "attentions.biased_heads",
     "MambaMixer": "language.selective_scan",
+    "MaskUnitAttention": "attentions.mask_units",
     "SegformerDecodeHead": "images.joined_stages",
+    "SelectiveKernel": "images.selective_kernel",
     "XCA": "attentions.cross_covariance",
 }
 """The rule of a class: a function of a module here; beside it, `fits_` says whether the layers are right."""

@@ -17,9 +17,11 @@ from slurm_gpumem.estimators.structural.layers.attention_math import (
 )
 from slurm_gpumem.estimators.structural.layers.class_names import (
     computes_matrix,
+    drops_eagerly,
     family_of,
     is_attention,
     named,
+    position_scores,
 )
 from slurm_gpumem.estimators.structural.layers.convolutions import conv_input, sum_bytes
 from slurm_gpumem.estimators.structural.layers.layers import rule_for
@@ -221,7 +223,9 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     made: List[Tensor] = []
     matrix = _matrix(node)
     in_python = computes_matrix(node.row.kind) or node.row.kind in (HIDDEN_EAGER, HIDDEN_DROPPING)
-    drops = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or _drops_matrix(node)
+    by_function = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or drops_eagerly(node.row.kind)
+    drops = (in_python and by_function) or _drops_matrix(node)
+    positions = position_scores(node.row.kind)
     sinks = _sinks(node, sources)
     if sinks:
         # No fused kernel of PyTorch takes them, so the matrix is computed in Python.
@@ -230,6 +234,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
         _grouped([child.row for child in sources]),
         in_python,
         drops and walk.drops(),
+        positions,
         keeps_scores=bool(sinks) and named("kept-scores", node.row.kind),
         in_float=bool(sinks) or "T5" in node.row.kind,
     )
@@ -294,11 +299,11 @@ def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Ten
     return None
 
 
-def _matrix(node: Node, families: Sequence[str] = ("softmax", "dropout")) -> Optional[Shape]:
+def _matrix(node: Node) -> Optional[Shape]:
     """The attention matrix's shape if a softmax or dropout over [.., queries, keys] has a row."""
     for child in node.children:
         row = child.row
-        if family_of(row.kind) in families and row.called and row.outputs:
+        if family_of(row.kind) in ("softmax", "dropout") and row.called and row.outputs:
             shape = row.outputs[0]
             if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
                 return shape
@@ -307,7 +312,13 @@ def _matrix(node: Node, families: Sequence[str] = ("softmax", "dropout")) -> Opt
 
 def _drops_matrix(node: Node) -> bool:
     """Whether a dropout over [.., queries, keys] has a row."""
-    return _matrix(node, ("dropout",)) is not None
+    for child in node.children:
+        row = child.row
+        if family_of(row.kind) == "dropout" and row.called and row.outputs:
+            shape = row.outputs[0]
+            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
+                return True
+    return False
 
 
 def _grouped(rows: Sequence[Layer]) -> bool:

@@ -12,6 +12,7 @@ from slurm_gpumem.summaries.types import Shape
 
 _FLOAT = 4
 WINDOW_HEAD = 32
+_MOST_POSITIONS = 512
 
 
 class Style(NamedTuple):
@@ -23,6 +24,8 @@ class Style(NamedTuple):
     """The matrix is computed although no row shows it."""
     drops: bool = False
     """Dropout acts on the matrix, so that a mask and the result are kept as well."""
+    positions: int = 0
+    """Number of relative positions whose scores are kept too; -1: one for each distance; 0: none."""
     keeps_scores: bool = False
     """The scores before the softmax are kept too: a sink is compared with their sum."""
     in_float: bool = False
@@ -45,10 +48,21 @@ def attend(
     if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
         made = _cached(walk, made)
     if matrix is not None:
+        if style.positions:
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, matrix[-1])
+            kept = (walk.count(matrix) // matrix[-1] * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
         written_out(walk, made, out, walk.count(matrix), drops=style.drops)
     elif style.written_out or not follows(FUSED_ATTENTION, walk.job.torch):
         keys = made[1 if len(made) == 3 else 0].shape
         tokens = max(1, prod(keys[1:-1]))
+        if style.positions:
+            # The scores of queries and keys with positions, from which those of each pair are gathered.
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, tokens)
+            kept = (count // walk.head * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
         matrix_size = count // walk.head * tokens
         written_out(
             walk,

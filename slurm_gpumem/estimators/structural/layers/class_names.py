@@ -14,6 +14,8 @@ from slurm_gpumem.data import data_file
 
 FILE = "class-names.txt"
 _FAMILIES, _RULES = "families", "rules"
+_BUCKETS = 512
+"""Both directions of DeBERTa-v2's position buckets."""
 _PLAIN = re.compile(r"(\^?)(\w+)(\$?)", re.ASCII)
 _NOT_FIXED = re.compile(r"\[[^]]*\][?*+]?|\\.[?*+]?|\w[?*]|[^\w]")
 """What may be missing from a name that a pattern without groups finds."""
@@ -97,9 +99,21 @@ def computes_matrix(kind: str) -> bool:
     return named("written-out", kind) or (named("eager", kind) and is_attention(kind))
 
 
+def drops_eagerly(kind: str) -> bool:
+    """Whether attention of this class applies dropout to its matrix as a function, which has no row."""
+    return named("eager", kind) and named("dropping", kind)
+
+
+def position_scores(kind: str) -> int:
+    """Relative positions whose scores attention of this class keeps: -1 for all distances, 0 for none."""
+    if not named("relative-positions", kind):
+        return 0
+    return _BUCKETS if "V2" in kind else -1
+
+
 def may_add_input(kind: str) -> bool:
     """Whether a container of this class may add its input to its output."""
-    return named("residual", kind)
+    return named("residual", kind) and not named("plain-container", kind)
 
 
 def keeps_cache(model: str) -> bool:
@@ -115,6 +129,13 @@ def has_decoder(model: str) -> bool:
 def upsamples_logits(model: str) -> bool:
     """Whether a model of this class resizes its logits to the input's size before computing the loss."""
     return "ForSemanticSegmentation" in model
+
+
+def hidden_activation(kind: str) -> str:
+    """The activation that a container of this class calls as a function after its only layer; "": none."""
+    if not kind.endswith("Intermediate"):
+        return ""
+    return "ErfGELU" if kind.startswith("Esm") else "GELU"
 
 
 def drops(around: Sequence[str]) -> bool:
