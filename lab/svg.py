@@ -87,18 +87,6 @@ def key(x: float, y: float, colour: str, words: str) -> str:
     )
 
 
-def outline(points: Sequence[Tuple[float, float]]) -> str:
-    """A path's data; what lies between two points of the same height is left out."""
-    shown = [f"{x:.1f} {y:.1f}" for x, y in points]
-    rows = [f"{y:.1f}" for _, y in points]
-    kept = [
-        point
-        for at, point in enumerate(shown)
-        if not 0 < at < len(shown) - 1 or not rows[at - 1] == rows[at] == rows[at + 1]
-    ]
-    return f"M{'L'.join(kept)}Z"
-
-
 def document(width: int, height: int, label: str, parts: Sequence[str], style: str = LIGHT) -> str:
     """The whole drawing, as a file of its own or inside a page."""
     return "\n".join(

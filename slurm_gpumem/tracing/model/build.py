@@ -77,10 +77,6 @@ class Builder:
         self._enter("building the model")  # here ends a process that the code has forked
         return _checked(made, self._label), where
 
-    def on_cpu(self) -> nn.Module:
-        """The model as its code builds it."""
-        return _checked(self._made(), self._label)
-
     def _made(self) -> Any:
         target = self._request.target
         if target.kind == TIMM:

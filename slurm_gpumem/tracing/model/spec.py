@@ -133,7 +133,7 @@ def _input_from(values: Dict[str, Any]) -> InputSpec:
     return InputSpec(tuple(values["sizes"]), values["name"], values["dtype"])
 
 
-def parse_target(text: str, arguments: Mapping[str, Any] = {}, *, module: bool = False) -> Target:
+def parse_target(text: str, arguments: Mapping[str, Any] = {}) -> Target:
     """The target that `text` names: train.py:build, package.module:build, hf:NAME, timm:NAME."""
     text = text.strip()
     if "(" in text:
@@ -141,7 +141,7 @@ def parse_target(text: str, arguments: Mapping[str, Any] = {}, *, module: bool =
             f"{text}: give the callable's name only; its arguments go into --set name=value, once for each"
         )
     library, _, name = text.partition(":")
-    if library in (HUGGING_FACE, TIMM) and not module:
+    if library in (HUGGING_FACE, TIMM):
         if not name:
             example = "hf:BertForSequenceClassification" if library == HUGGING_FACE else "timm:resnet50"
             raise TargetError(f"{text}: no name after the colon; write it like {example}")
@@ -151,7 +151,7 @@ def parse_target(text: str, arguments: Mapping[str, Any] = {}, *, module: bool =
         raise TargetError(
             f"{text}: {attribute!r} is not the name of a callable; write it like train.py:build_model"
         )
-    if not module and looks_like_file(place):
+    if looks_like_file(place):
         return _file_target(place, attribute, arguments)
     if _DOTTED.fullmatch(place):
         return Target(MODULE, place, attribute, dict(arguments))

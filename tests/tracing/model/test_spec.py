@@ -71,7 +71,6 @@ def test_targets_are_files_modules_and_names_of_libraries(tmp_path: Path) -> Non
     assert parse_target("hf:org/name-7b").place == "org/name-7b"
     (tmp_path / "config.json").write_text("{}")
     assert parse_target(str(tmp_path)).kind == HUGGING_FACE
-    assert parse_target("timm:resnet50", module=True).kind == MODULE
 
 
 @pytest.mark.parametrize(
