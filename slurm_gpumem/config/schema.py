@@ -245,7 +245,7 @@ OLD_KEYS = {
         "batch_size", "estimator", "max_slowdown", "grad_accumulation", "checkpointing", "channels_last",
         "loss", "input_dtype", "module_loading", "coverage", "trace_tasks", "trace_limit",
     ),
-    "trace": ("cpus", "unfinished"),
+    "trace": ("cpus", "at_once_per_user", "unfinished"),
     "node": (
         "mps_by_gpu", "limits", "limit_key", "thread_percentage", "ledger", "interval_s", "activity_every_s",
         "record_every_s", "slurm_every_s", "idle_exit_s", "on_unfenced", "unfenced", "user_tmpfs_mib",

@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
             if not announced:
                 record_unannounced(RunFolder(where), config, os.environ, _asked_at(os.environ))
             to_spool(RunFolder(where), config, os.environ)
-        if argv[0] == "epilog":
+        if argv[0] == "epilog" and os.path.isdir(RunFolder(where).locks):  # else no job was noted
             # Where none runs any more, somebody has to ask Slurm how this run ended.
             start_sampler(RunFolder(where), os.environ.get("SLURMD_NODENAME", ""))
     except Exception as error:  # noqa: BLE001 - a hook that fails drains the node
@@ -80,6 +80,9 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     node, gpus = env.get("SLURMD_NODENAME", ""), _gpus(config, env)
     job = job_from(config, env, gpus)
     if job is None:
+        if not gpus and config.mps_for(env.get("SLURM_JOB_PARTITION", "")[:64]) != "off":
+            job_id, named = env.get("SLURM_JOB_ID"), env.get("SLURM_JOB_GPUS", "")[:64]
+            log(folder.root, f"job {job_id} is neither limited nor recorded: no GPU is known here as {named}")
         return
     try:
         folder.make()

@@ -75,6 +75,7 @@ OLD = {
     "sharing": {"mode": "on", "max_cpus": 8, "partition": {"free": {"utilization": "ignore"}}},
     "slurm": {"timeout_s": "soon"},
     "job": {"batch-size": 8, "optimizer": "sgd"},
+    "trace": {"at_once": 8, "at_once_per_user": 2},
     "node": {"grace_s": 2, "mps_by_gpu": {"T4": "timeslice"}, "slurm_env": {"SLURM_CONF": "/x"}},
     "accounting": {"index": "here"},
 }
@@ -85,7 +86,7 @@ def test_one_problem_names_every_key_that_was_a_setting_once_whoever_reads_the_f
     (problem,) = read_tables(OLD, "a.toml", sections).problems
     assert problem.text == (
         "a.toml: no longer settings, and without effect: sharing.max_cpus, slurm.timeout_s, job.batch-size, "
-        "node.grace_s, node.mps_by_gpu, node.slurm_env, accounting.index, "
+        "trace.at_once_per_user, node.grace_s, node.mps_by_gpu, node.slurm_env, accounting.index, "
         "sharing.partition.free.utilization; remove those lines; "
         'utilization = "ignore" is now max_slowdown = 100; mps_by_partition takes the '
         "place of mps_by_gpu; a slurm.conf beside gpumem.toml takes the place of slurm_env; write what a job "

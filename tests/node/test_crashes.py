@@ -160,6 +160,16 @@ def test_without_nvml_hooks_pass_and_nothing_is_claimed_to_be_measured(node: Nod
         assert node.hook(name, node.env(7)).returncode == 0
     assert _records(node) == {}
     assert node.mps.daemons() == []
+    assert "job 7 is neither limited nor recorded: no GPU is known here as 0" in node.log()
+
+
+def test_hooks_that_a_site_has_turned_off_log_nothing_and_start_nothing(node: Node) -> None:
+    shutil.rmtree(node.folder.root)
+    node = node.with_config(mps="off")
+    for name in ("prolog", "epilog"):
+        assert node.hook(name, node.env(7)).returncode == 0
+    assert node.log() == ""
+    assert samplers_of(node.folder.root) == []
 
 
 def _fill(path: Path) -> None:

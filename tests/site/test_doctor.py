@@ -353,6 +353,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "site-files-differ",
         "on a line of its own below [sharing]",
     ),
+    "an older table sets a mode and gpumem.toml none": (
+        replace(lua(site={**LUA.site, "mode": "on"}), policy={}),
+        Severity.WARNING,
+        "site-files-differ",
+        "on a line of its own below [sharing]",
+    ),
     "no recovery": (config(EpilogSlurmctld="(null)"), Severity.NOTE, "no-recovery", "gpumem docs recovery"),
     "another EpilogSlurmctld": (
         config(EpilogSlurmctld="/etc/slurm/jobstats.sh"),

@@ -92,6 +92,28 @@ def test_a_process_that_ends_in_the_step_is_told_with_what_to_do() -> None:
         _traced(_model(), step=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def test_so_it_is_where_nobody_waits_for_children() -> None:
+    import os
+    import signal
+
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(TargetError, match="ended while tracing the model"):
+            _traced(_model(), step=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("off", ["no_grad", "inference_mode"])
+def test_where_gradients_are_off_training_is_refused_with_the_reason(off: str) -> None:
+    import torch
+
+    with getattr(torch, off)():
+        with pytest.raises(TargetError, match="gradients are off where summarize is called"):
+            _traced(_model())
+        assert _traced(_model(), optimizer=None).trace.events
+
+
 def test_a_fork_does_not_wait_for_threads_that_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenMP's pool, which large tensors were computed by, is not in the fork."""
     import torch

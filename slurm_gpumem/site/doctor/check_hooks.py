@@ -7,6 +7,7 @@ import re
 from typing import Dict, Iterable, Iterator, Set, Tuple
 
 from slurm_gpumem.config.node import node_config_from
+from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.site.doctor.findings import Finding, Severity, critical, note, warning
 from slurm_gpumem.site.nodes import CudaContext, divided_gpus
@@ -148,11 +149,12 @@ def site_files_agree(now: Snapshot) -> Iterator[Finding]:
     if now.lua is None or not now.lua.site:
         return
     for key in ("mode", "gres", "shard_mib"):
-        toml, lua = now.policy.get(key), now.lua.site.get(key)
-        if toml is not None and lua is not None and str(toml) != lua:
+        toml, lua = now.policy.get(key, SHARING.default(key)), now.lua.site.get(key)
+        if lua is not None and str(toml) != lua:
+            where = "in gpumem.toml" if key in now.policy else "by default, as gpumem.toml does not say,"
             yield warning(
                 "site-files-differ",
-                f"{key} is {toml!r} in gpumem.toml and {lua!r} for the plug-in",
+                f"{key} is {toml!r} {where} and {lua!r} for the plug-in",
                 "gpusbatch and the plug-in treat the same job differently",
                 'gpumem.toml beside job_submit.lua, with mode = "..." on a line of its own below [sharing]'
                 if key == "mode"

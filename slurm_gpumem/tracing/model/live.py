@@ -41,6 +41,10 @@ _POLL_S = 0.02
 _OTHERWISE = (
     "Name its code: gpumem summarize FILE:NAME; or trace the whole script: gpumem trace -- python SCRIPT"
 )
+_NO_GRADIENTS = (
+    "gradients are off where summarize is called (torch.no_grad or inference_mode): call it outside, or with "
+    "optimizer=None for forward passes alone"
+)
 _NO_FORK = (
     "this process has run a backward pass beside a GPU, and PyTorch runs none in a fork of it. Call "
     f"summarize before the first one. {_OTHERWISE}"
@@ -95,7 +99,8 @@ def summarize(
         again = _in_fork(request, live, truth=False)
         answer = again if "summary" in again else answer
     if "summary" not in answer:
-        raise TargetError(answer["failed"])
+        off = optimizer is not None and not torch.is_grad_enabled()
+        raise TargetError(f"{answer['failed']}\n{_NO_GRADIENTS}" if off else answer["failed"])
     return parse(answer["summary"].decode(), origin=request.target.label)._replace(name=request.target.label)
 
 
@@ -255,7 +260,7 @@ def _trained(request: TraceRequest, live: _Live, folder: str, truth: bool) -> No
 
 def _runs_backward() -> bool:
     """Whether autograd runs here: it has threads for each GPU, which a fork does not have."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         number = torch.zeros((), device="cpu", requires_grad=True)
         try:
             (number * 1).backward()
@@ -268,7 +273,10 @@ def _answer(pid: int, folder: str, label: str) -> Dict[str, Any]:
     messages, said = Messages(folder), {"failed": "starting"}
     started = time.monotonic()
     while True:
-        ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        try:
+            ended = os.waitpid(pid, os.WNOHANG)[0] == pid
+        except ChildProcessError:
+            ended = True  # this process lets others wait for its children, or nobody (SIGCHLD)
         for message in messages.new():
             said.update(message)
         if "done" in said:
