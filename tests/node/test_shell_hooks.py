@@ -17,7 +17,7 @@ import pytest
 from slurm_gpumem.node import hook, jobs
 from slurm_gpumem.node.hooks import inbox
 from slurm_gpumem.node.sampler.slots import slot_of
-from tests.node.conftest import REPOSITORY, USER, Node, needs_root, samplers_of
+from tests.node.conftest import REPOSITORY, USER, Node, needs_root
 from tests.support.timing import slowness
 from tests.support.waiting import until
 
@@ -38,15 +38,15 @@ def test_keys_that_are_gone_are_one_line_in_the_log_and_the_sampler_serves_the_j
     path = node.root / "gpumem.toml"
     path.write_text(path.read_text().replace("[node]", '[node]\nunfenced = "requeue"\nlimits = false'))
     assert node.hook("prolog", node.env(7)).returncode == 0
-    until(lambda: samplers_of(node.folder.root))
-    assert node.hook("prolog", node.env(8)).returncode == 0
+    # Before that a hook that finds no sampler starts a Python of its own.
+    until((node.folder.inbox / "sampler").exists)
+    for number in (8, 9):
+        assert node.hook("prolog", node.env(number)).returncode == 0
     gone = f"{path}: no longer settings, and without effect: node.unfenced, node.limits; remove those lines"
     told = [line for line in node.log().splitlines() if "no longer" in line]
-    assert told
     assert all(line.endswith(f"{gone} (ignored)") for line in told)
     # Once by the Python that started the sampler, once by the sampler: not with every job.
-    assert node.hook("prolog", node.env(9)).returncode == 0
-    assert node.log().count(gone) == len(told) <= 2
+    assert 1 <= len(told) <= 2
     assert [jobs.get(node.folder, number) is not None for number in (7, 8, 9)] == [True] * 3
 
 
