@@ -13,6 +13,9 @@ FOLDERS = ("~/.local/share/gpumem", "/usr/local/share/gpumem", "/usr/share/gpume
 """Where optional files that are too large for the package may lie."""
 LUA_FILES = ("gpumem.lua", "gpumem_gpus.lua", "gpumem_line.lua", "gpumem_read.lua", "gpumem_request.lua")
 """What a site's job_submit.lua loads, apart from the site's own table."""
+FILTER_FILES = ("cli_filter.lua", "gpumem_filter.lua")
+FILTER_COMMAND = "gpumem_command"
+"""The file beside them that names the command which they run."""
 
 
 def package_folder(name: str) -> str:

@@ -49,6 +49,8 @@ COMMANDS = {
 }
 
 
+_OF_PROGRAMS = {"cli-filter": "slurm_gpumem.cli.cli_filter"}
+"""Commands that nobody types."""
 READERS = {
     "for your jobs": ("estimate", "trace", "summarize", "fit", "why", "top", "report", "docs"),
     "for admins": (
@@ -85,6 +87,9 @@ def _dispatch(args: List[str]) -> int:
 
         print(f"gpumem {__version__}")
         return 0
+    if args[0] in _OF_PROGRAMS:
+        hidden: int = importlib.import_module(_OF_PROGRAMS[args[0]]).main(args[1:])
+        return hidden
     if args[0] not in COMMANDS:
         from slurm_gpumem.errors import UnknownNameError, UsageError
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 from slurm_gpumem.config.kinds import Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
-from slurm_gpumem.config.schema import DEVCLUSTER, JOB, JOB_KEYS, NODE, OLD_KEYS, SHARING, SLOTS, TRACE
+from slurm_gpumem.config.schema import DEVCLUSTER, JOB, JOB_KEYS, MODES, NODE, OLD_KEYS, SHARING, SLOTS, TRACE
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.text import near_names
 
@@ -34,9 +34,14 @@ class SharingPolicy(NamedTuple):
     coverage: Optional[float] = SHARING.default("coverage")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")
     partitions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    """The tables [sharing.partition.NAME]: other values of the two above."""
+    """The tables [sharing.partition.NAME]: other values of mode, coverage and max_slowdown."""
     node_mps: str = NODE.default("mps")
     """How jobs run on one GPU ([node] mps): users that take turns slow each other down more."""
+
+    def mode_in(self, partitions: Iterable[str]) -> str:
+        """The mode for a job that may run in these; the most careful of several."""
+        found = [self.partitions.get(name, {}).get("mode", self.mode) for name in partitions]
+        return min(found, key=MODES.index, default=self.mode)
 
     def coverage_in(self, partitions: Iterable[str]) -> Optional[float]:
         """The coverage that the site asks for in these; the highest of several, None where it sets none."""

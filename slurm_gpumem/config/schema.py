@@ -27,12 +27,20 @@ from slurm_gpumem.config.kinds import (
     table_of,
 )
 
-MODES = ("observe", "opt-in", "on")
+MODES = ("observe", "opt-in", "known", "on")
+"""From the most careful on: of several partitions the first counts."""
 SHARED_GRES = ("shard", "mps")
 NODE_MPS = ("per-user", "shared", "timeslice", "off")
 """How the jobs on one GPU run: an MPS server for each user, one for all, no MPS, or what the site runs."""
 _NODE_MPS = one_of(*NODE_MPS)
 _PARTITION_KEYS = (
+    Key(
+        "mode",
+        one_of(*MODES),
+        "opt-in",
+        '"observe" (estimate and record, change nothing), "opt-in" (jobs that ask), "known" (also jobs whose '
+        'script ran before) or "on" (also the first run, where [trace] default or first_run_mib says how)',
+    ),
     Key(
         "coverage",
         COVERAGE,
@@ -52,12 +60,7 @@ _PARTITION_KEYS = (
 SHARING = Section(
     "sharing",
     (
-        Key(
-            "mode",
-            one_of(*MODES),
-            "opt-in",
-            '"observe" (estimate and record, change nothing), "opt-in" (only jobs that ask) or "on"',
-        ),
+        *_PARTITION_KEYS,
         Key("gres", one_of(*SHARED_GRES), "shard", "what GPUs are divided into; one of the two per cluster"),
         Key("shard_mib", AT_LEAST_ONE, 1024, "GPU memory that one shard stands for"),
         Key(
@@ -79,7 +82,6 @@ SHARING = Section(
             "how busy a job of unknown activity is taken to keep a GPU (memory by hand, no measured run); "
             "unset: its memory alone decides its share",
         ),
-        *_PARTITION_KEYS,
     ),
     named=(Section("sharing.partition", _PARTITION_KEYS),),
 )

@@ -157,6 +157,8 @@ def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]
         settings["AuthInfo"] += f",cred_expire={spec.cred_expire_s}"
     if spec.job_submit_lua is not None:
         settings["JobSubmitPlugins"] = "lua"
+    if spec.cli_filter:
+        settings["CliFilterPlugins"] = "lua"
     if spec.hooks:
         settings.update(hook_settings(layout))
     if spec.accounting:

@@ -83,6 +83,8 @@ class ClusterSpec:
     accounting: bool = False
     job_submit_lua: Optional[str] = None
     """A job_submit.lua; it and the .lua files next to it are copied next to slurm.conf."""
+    cli_filter: bool = False
+    """With the filter of plain sbatch, srun and salloc."""
     hooks: bool = False
     """With the nodes' hooks: jobs on stand-in GPUs are measured, and `gpumem report` and `top` show them."""
     extra_conf: Tuple[str, ...] = ()

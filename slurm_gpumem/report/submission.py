@@ -31,7 +31,7 @@ def submission_line(plan: Plan) -> str:
     if plan.kept_because == NOT_RUN_YET:
         return (
             f"{plan.script_name}: its GPU memory is not known, so it keeps its whole GPU and is measured for "
-            "the next time\n--trace would share this one"
+            f"the next time\n{'gpusbatch ' if plan.asked.raw.plain else ''}--trace would share this one"
         )
     words = [_estimated(plan, estimate)] if estimate else []
     details = _details(plan, estimate)

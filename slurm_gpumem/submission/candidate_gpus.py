@@ -72,8 +72,7 @@ def find_candidates(asked: Submission) -> CandidateGpus:
     """The GPUs of the job's partitions, of the type that it names; UsageError when there are none at all."""
     wanted = [name for name in (asked.options.get("partition") or "").split(",") if name]
     cluster, warnings = _cluster(asked, wanted)
-    default = (cluster.default_partition,) if cluster.default_partition else cluster.partitions
-    partitions = tuple(wanted) or default
+    partitions = tuple(wanted) or cluster.default_partitions
     candidates = CandidateGpus(partitions, warnings=warnings)
     if not set(partitions) & set(cluster.partitions):
         return candidates._replace(empty=f"Slurm knows no partition {candidates.names}")

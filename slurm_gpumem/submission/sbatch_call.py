@@ -63,7 +63,9 @@ def build_call(plan: Plan) -> PlannedCall:
     kept = [word for o in raw.line.options if not o.ours and o.name not in replaced for word in o.words]
     argv, at = _with_script(raw, [*kept, *(f"--{name}={value}" for name, value in added.items())])
     changed = script
-    if script is not None and part:
+    if script is not None and part and raw.plain:
+        notes += _unset_in_shared_jobs(script)
+    elif script is not None and part:
         changed = script.without(lambda option: option.name in _TAKEN_OUT, sbatch_table())
         if changed is not script:
             notes.append(f"the GPU options of {script.name} are taken out of the copy that is submitted")
@@ -109,9 +111,9 @@ def _requested(plan: Plan) -> Dict[str, str]:
         memory = options.get("mem-per-gpu") or (plan.host.memory_mib and f"{plan.host.memory_mib}M")
         if memory and not options.any_of("mem", "mem-per-cpu"):
             added["mem"] = str(memory)
-    if asked.raw.program == SBATCH and not options.any_of("open-mode"):
-        # A requeued job must not wipe the log of the run before it.
-        added["open-mode"] = "append"
+        if asked.raw.program == SBATCH and not options.any_of("open-mode"):
+            # A requeued job must not wipe the log of the run before it.
+            added["open-mode"] = "append"
     return added
 
 

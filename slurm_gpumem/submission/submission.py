@@ -46,6 +46,9 @@ class RawInput(NamedTuple):
     """The Slurm program that they are for; with srun, the script's place has the command's."""
     summary: Optional[ModelSummary] = None
     """A Python caller's own; then "model" among the options is its name."""
+    plain: bool = False
+    """Typed as plain sbatch, srun or salloc: the line holds every option in force, wherever it came from, and
+    the site's mode says whether the job may share without asking."""
 
 
 class Submission(NamedTuple):
@@ -161,6 +164,10 @@ def read_submission(raw: RawInput) -> Submission:
             raise
         # A wrong file keeps nobody from sbatch.
         config = Config(warnings=(str(error),))
+    in_script = script.options(sbatch_table(), raw.more_options) if script and not raw.plain else ()
+    environ = {} if raw.plain else os.environ
+    options = merge_wishes(raw.line.options, environ, in_script, input_variables(raw.program))
+    config = _in_its_mode(config, options, plain=raw.plain)
     settings = JobSettings({}, spelled=raw.own.spelled)
     if not nothing_said or config.trace.default:
         # Otherwise nothing is for us, whatever a configuration file presets.
@@ -173,11 +180,11 @@ def read_submission(raw: RawInput) -> Submission:
     by_default = config.trace.default and not settings.says_trace
     if not asks and not by_default and not nothing_said and not settings.slot_s:
         warnings += _useless_settings(settings)
-    in_script = script.options(sbatch_table(), raw.more_options) if script else ()
-    options = merge_wishes(raw.line.options, os.environ, in_script, input_variables(raw.program))
     gpus = gpu_wish(options, script)
     several = raw.line.het_job or (script is not None and script.het_job)
     found = Submission(raw, settings, config, options, gpus, warnings)
+    if not asks and raw.plain and config.sharing.mode == "opt-in":
+        return found._replace(goes_unchanged=NOTHING_ASKED)
     if not asks:
         runs = script is not None or options.any_of("wrap") or bool(found.command)
         if several or not runs or gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres:
@@ -194,6 +201,19 @@ def read_submission(raw: RawInput) -> Submission:
     return _in_its_environment(found)._replace(
         trace=settings.trace or not asks, goes_unchanged=HETEROGENEOUS if several else ""
     )
+
+
+def _in_its_mode(config: Config, options: Wishes, *, plain: bool) -> Config:
+    """The configuration with the mode of the job's partitions, and what that lets happen unasked."""
+    sharing, trace = config.sharing, config.trace
+    if any("mode" in table for table in sharing.partitions.values()):
+        from slurm_gpumem.slurm.state.nodes import partitions_of
+
+        named, clusters = options.get("partition") or "", options.get("clusters")
+        sharing = sharing._replace(mode=sharing.mode_in(partitions_of(named, clusters)))
+    if plain and sharing.mode != "on":
+        sharing, trace = sharing._replace(first_run_mib=None), trace._replace(default=False)
+    return config._replace(sharing=sharing, trace=trace)
 
 
 def _in_its_environment(asked: Submission) -> Submission:
@@ -263,13 +283,14 @@ def key_of_script(asked: Submission) -> str:
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:
     """Options about a model that is missing are an error, #GPUMEM lines a warning."""
     spelled = settings.spelled
-    given = [key for key in settings.given_by(OPTIONS) if key not in ("trace", "slot")]
+    # A whole GPU may be wanted for a job of which nothing else is said.
+    given = [key for key in settings.given_by(OPTIONS) if key not in ("trace", "slot", "exclusive-gpu")]
     if given:
         raise UsageError(
             f"{spelled(given[0])} says something about a model, but there is none.\n"
             f"Add {spelled('model')} summary.txt, {spelled('trace')} to have the script traced, or "
             f"{spelled('mem')} 12G to ask for GPU memory by hand."
         )
-    if settings.given_by(DIRECTIVES):
+    if [key for key in settings.given_by(DIRECTIVES) if key != "exclusive-gpu"]:
         return ("#GPUMEM lines without model=, memory-line= or mem= ask for nothing; going as sbatch does",)
     return ()

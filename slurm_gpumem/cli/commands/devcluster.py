@@ -81,6 +81,7 @@ def _spec(args: argparse.Namespace) -> ClusterSpec:
         gres=args.gres,
         accounting=args.accounting,
         job_submit_lua=None if args.job_submit is None else str(Path(args.job_submit).absolute()),
+        cli_filter=args.cli_filter,
         hooks=args.hooks,
         extra_conf=tuple(args.conf),
         state=args.state,
@@ -155,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gres", default="shard", choices=["shard", "mps"], help="what GPUs are shared by")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--job-submit", metavar="FILE", help="a job_submit.lua to run at every submission")
+    up.add_argument("--cli-filter", action="store_true", help="plain sbatch asks for shares, too")
     up.add_argument("--hooks", action="store_true", help="with the nodes' hooks, for gpumem report and top")
     up.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="a line for slurm.conf; repeatable"

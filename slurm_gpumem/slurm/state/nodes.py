@@ -69,6 +69,11 @@ class Cluster(NamedTuple):
     """Partitions that give whole nodes."""
     version: Version
 
+    @property
+    def default_partitions(self) -> Tuple[str, ...]:
+        """Where a job may run that names no partition."""
+        return (self.default_partition,) if self.default_partition else self.partitions
+
     def in_partitions(self, names: Sequence[str]) -> Tuple[GpuNodes, ...]:
         """The GPU nodes of any of these partitions."""
         return tuple(group for group in self.gpu_nodes if set(group.partitions) & set(names))
@@ -165,6 +170,15 @@ def discover_cluster(
         return known, (f"{error}; using what it said {age_s / 60:.0f} minutes ago",)
     _write_cache(path, cluster)
     return cluster, ()
+
+
+def partitions_of(named: str, clusters: Optional[str] = None) -> Tuple[str, ...]:
+    """Where a job may run that names these; none where Slurm does not say what its default partition is."""
+    wanted = tuple(name for name in named.split(",") if name)
+    try:
+        return wanted or discover_cluster(clusters)[0].default_partitions
+    except SlurmError:
+        return ()
 
 
 def gives_whole_nodes(partition: Record) -> bool:

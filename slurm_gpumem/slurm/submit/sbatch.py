@@ -32,8 +32,9 @@ class SbatchCall(NamedTuple):
 
     @property
     def environment(self) -> Dict[str, str]:
-        """What sbatch runs with."""
-        return {name: value for name, value in os.environ.items() if name not in self.unset}
+        """What sbatch runs with; the filter of plain sbatch sees who called it, and leaves the job to us."""
+        kept = {name: value for name, value in os.environ.items() if name not in self.unset}
+        return {**kept, "GPUMEM_SUBMITS": str(os.getpid())}
 
     def parsable(self) -> SbatchCall:
         """The same call, printing only the job's id and cluster."""
