@@ -9,6 +9,7 @@ local M = {}
 local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "./"
 
 local MAX_SCRIPT_BYTES, MAX_TOML_BYTES = 65536, 262144
+local MAX_ANSWER_BYTES = 16384
 local MAX_COMMAND_BYTES = 120000 -- Linux takes no longer word; sh -c gets the options in one
 local END = "gpumem-end-of-options"
 
@@ -121,7 +122,7 @@ local function ask(options, slow)
     return nil, "its options are too long"
   end
   local pipe = io.popen(text)
-  local output = pipe and pipe:read("*a") or ""
+  local output = pipe and pipe:read(MAX_ANSWER_BYTES) or ""
   if pipe then
     pipe:close()
   end

@@ -1,7 +1,7 @@
 """The command behind lua/cli_filter.lua: what plain sbatch, srun or salloc is to ask for.
 
-`gpumem cli-filter PROGRAM PID` reads the options as JSON from standard input; descriptor 3 is what the process
-PID has there. It prints the options to set. Whatever fails, the job goes as it was typed.
+`gpumem cli-filter PROGRAM PID` reads the options as JSON from standard input; descriptor 3 is that of process
+PID. It prints the options to set. Whatever fails, the job goes as it was typed.
 """
 
 from __future__ import annotations

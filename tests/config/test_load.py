@@ -74,7 +74,7 @@ def test_what_only_nodes_read_does_not_keep_anybody_from_submitting(home: Path) 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[sharing]\nmode = "off"\n', "sharing.mode must be one of observe, opt-in, on, not 'off'"),
+        ('[sharing]\nmode = "off"\n', "sharing.mode must be one of observe, opt-in, known, on, not 'off'"),
         ('[sharing]\ngres = "gpu"\n', "sharing.gres must be one of shard, mps, not 'gpu'"),
         ("[sharing]\nshard_mib = 0\n", "sharing.shard_mib must be a whole number of at least 1, not 0"),
         ('[sharing]\nshard_mib = "1G"\n', "sharing.shard_mib must be a whole number"),
