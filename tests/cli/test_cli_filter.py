@@ -120,10 +120,16 @@ def test_a_script_that_ran_before_shares_and_says_how_not_to(known: Any) -> None
     assert other["TresPerNode"].endswith("gpu:1")
     off, told = submitted(known, "sbatch", "job.sh", "1", GPUMEM="off")
     assert (off.get("Comment"), off["TresPerNode"][-5:], told) == (None, "gpu:1", "")
-    # From standard input: a file is read again; a pipe nobody can read again, and the job goes as it is.
+
+
+def test_a_script_on_standard_input_is_read_again_where_that_is_possible(known: Any) -> None:
+    known.script("job.sh", "python train.py", GPU)
+    runs = {Recipe(key_of(known, "job.sh"), "", "", "", ""): {"a100": [5000, 5000]}}
+    write_remembered(known.folder / "remembered.json", runs)
     found, told = submitted(known, "sh", "-c", "sbatch --parsable -H < job.sh")
     assert found["TresPerNode"].endswith("shard:6"), told
-    assert submitted(known, "sbatch", stdin=body)[0]["TresPerNode"].endswith("gpu:1")
+    found, told = submitted(known, "sh", "-c", "cat job.sh | sbatch --parsable -H")
+    assert found["TresPerNode"].endswith("gpu:1")
 
 
 def test_the_mode_of_the_partition_counts(known: Any, site: Any) -> None:
