@@ -178,7 +178,7 @@ def read_submission(raw: RawInput) -> Submission:
     gpus = gpu_wish(options, script)
     several = raw.line.het_job or (script is not None and script.het_job)
     found = Submission(raw, settings, config, options, gpus, warnings)
-    if not asks and raw.plain and config.sharing.mode == "opt-in":
+    if not asks and raw.plain and (config.sharing.mode == "opt-in" or options.any_of("pty")):
         return found._replace(goes_unchanged=NOTHING_ASKED)
     if not asks:
         runs = script is not None or options.any_of("wrap") or bool(found.command)

@@ -6,7 +6,7 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.submission.job.script_key import script_key
+from slurm_gpumem.submission.job.script_key import is_session, script_key
 
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=first --time=10
@@ -69,3 +69,21 @@ def test_a_quote_over_several_lines_is_no_obstacle() -> None:
     assert key("#!/bin/sh\npython -c '\nimport x\n' --batch 3\n") != key(
         "#!/bin/sh\npython -c '\nimport x\n' --batch 4\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "session"),
+    [
+        ("jupyter lab --no-browser", True),
+        ("exec /opt/env/bin/jupyter-notebook", True),
+        ("  srun batchspawner-singleuser jupyterhub-singleuser", True),
+        ("code-server --port 80", True),
+        ("# jupyter lab", False),
+        ("python train.py --name screen.v2", False),
+        ("python /home/me/jupyter/train.py", False),
+        ("jupyter=1 python train.py", False),
+        ("cd screen/run && python train.py", False),
+    ],
+)
+def test_what_somebody_types_into_is_a_session(line: str, session: bool) -> None:
+    assert is_session(f"#!/bin/bash\n#SBATCH --gres=gpu:1\nmodule load cuda\n{line}\n") is session

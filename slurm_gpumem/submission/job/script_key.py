@@ -28,6 +28,12 @@ _NOT_THE_USERS = re.compile(
     r"SLURM_.*|HOME|USER|LOGNAME|PATH|PWD|TMPDIR|HOSTNAME|SHELL|BASH.*|RANDOM|CONDA_.*"
 )
 _PROGRAM = (".py", ".sh")
+_SESSION = re.compile(
+    r"^(?!\s*#).*(?<![\w.])(?:jupyter(?:hub|-lab|-notebook)?|(?:jupyterhub|batchspawner)-singleuser|code-server|"
+    r"rserver|rstudio-server|vncserver|sshd|tmux|screen)(?![\w/.=])",
+    re.MULTILINE,
+)
+"""Programs that somebody types into: what a session takes says nothing of the next one."""
 
 
 def script_key(text: str, args: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -43,6 +49,11 @@ def script_key(text: str, args: Sequence[str], environ: Mapping[str, str]) -> st
     parts = [*words, "\0", *_lasting(args), "\0", *_lasting(values)]
     joined = "\x1f".join(parts).encode("utf-8", "surrogateescape")
     return SCRIPT_MARK + hashlib.sha256(joined).hexdigest()[:15]
+
+
+def is_session(text: str) -> bool:
+    """Whether a script starts a notebook, a desktop or a shell for somebody."""
+    return _SESSION.search(text) is not None
 
 
 def _words(line: str) -> List[str]:
