@@ -79,7 +79,11 @@ end
 local function from_gpusbatch()
   local by = os.getenv("GPUMEM_SUBMITS")
   local file = by and io.open("/proc/self/stat")
-  local pid, parent = match(file and content(file, 4096) or "", "^(%d+) %(.*%) %a (%d+)")
+  local line = file and file:read() or ""
+  if file then
+    file:close()
+  end
+  local pid, parent = match(line, "^(%d+) %(.*%) %a (%d+)")
   return by ~= nil and (by == pid or by == parent)
 end
 
@@ -137,11 +141,11 @@ local function ask(options, slow)
   return nil, "our command failed, or took more than 3 seconds"
 end
 
---- Called for each submission, before the controller hears of it.
-function M.pre_submit(options)
+--- Called for each submission, before the controller hears of it; of a heterogeneous job for each component.
+function M.pre_submit(options, offset)
   local fine, why = pcall(function()
     local asked, slow = M.wanted(options)
-    if not asked then
+    if not asked or (offset or 0) > 0 then -- the first one says for all that they stay as they are
       return
     end
     local changes, failed = ask(options, slow)
@@ -163,7 +167,7 @@ function M.after(rules)
   return function(options, ...)
     local answer = rules and rules(options, ...)
     if answer == nil or answer == slurm.SUCCESS then
-      M.pre_submit(options)
+      M.pre_submit(options, ...)
     end
     return answer or slurm.SUCCESS
   end

@@ -118,6 +118,12 @@ def test_a_script_that_ran_before_shares_and_says_how_not_to(known: Any) -> None
     assert whole.endswith(("gpu:1", "gpu:a100:1", "shard:a100:40")), whole
     other, told = submitted(known, "sbatch", "job.sh", "1", "--batch-size", "64")
     assert other["TresPerNode"].endswith("gpu:1")
+    known.script("notebook.sh", "exec jupyter lab --no-browser", GPU)
+    runs = {Recipe(key_of(known, "notebook.sh"), "", "", "", ""): {"a100": [5000, 5000]}}
+    write_remembered(known.folder / "remembered.json", runs)
+    session, told = submitted(known, "sbatch", "notebook.sh")
+    assert session["TresPerNode"].endswith("gpu:1")
+    assert "what a session takes says nothing of the next one" in told
     off, told = submitted(known, "sbatch", "job.sh", "1", GPUMEM="off")
     assert (off.get("Comment"), off["TresPerNode"][-5:], told) == (None, "gpu:1", "")
 
@@ -255,6 +261,11 @@ def test_a_component_of_a_heterogeneous_job_stays_as_it_is(known: Any) -> None:
     known.jobs.append(done.stdout.strip())
     shown = known.cluster.run(["scontrol", "show", "job", known.jobs[-1]], check=True).stdout
     assert "shard" not in shown
+    assert done.stderr.count("heterogeneous") == 1
+    # gpusbatch has said so already: the filter of the sbatch that it calls does not say it again.
+    again = known.call("--parsable", "-H", "-n1", ":", "-n1", "--gres=gpu:1", "job.sh")
+    known.jobs.append(again.stdout.strip())
+    assert again.stderr.count("heterogeneous") == 1, again.stderr
 
 
 def test_a_named_pipe_as_the_script_does_not_hang_the_filter(known: Any) -> None:
