@@ -2,7 +2,7 @@
 
 A run is the same when the model's fingerprint, the batch, the optimizer, the precision, the rarer settings
 and the GPU type are. Peaks are read from a small file that the accounting writes for each user
-(`accounting.gather.remember`): one's own runs only, so that nobody can talk down what another's job asks for.
+(`accounting.remember`): one's own runs only, so that nobody can talk down what another's job asks for.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from slurm_gpumem.accounting.index.sums import Offset
 from slurm_gpumem.accounting.store import estimate_offsets
+from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.accounting.gather.remember import remember_own
+from slurm_gpumem.accounting.remember import remember_own
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry, remembered
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu, plain_gpu

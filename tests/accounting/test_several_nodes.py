@@ -8,7 +8,7 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.accounting.gather.remember import remember_own
+from slurm_gpumem.accounting.remember import remember_own
 from slurm_gpumem.accounting.types import Filters
 from slurm_gpumem.estimators import remembered
 from slurm_gpumem.estimators.gpu_types.gpus import find_gpu

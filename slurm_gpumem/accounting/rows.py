@@ -7,7 +7,7 @@ import time
 from functools import lru_cache
 from typing import Optional, Sequence
 
-from slurm_gpumem.accounting.index.schema import Row
+from slurm_gpumem.accounting.schema import Row
 from slurm_gpumem.accounting.types import INSTANCE, JUDGED_STATES, OBSERVED, SHARED, WHOLE, Device
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import MIG, PREDICTED, GpuFigures, JobRecord

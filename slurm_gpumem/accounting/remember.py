@@ -7,8 +7,8 @@ import sqlite3
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Set, TypeVar
 
-from slurm_gpumem.accounting.index.job_table import JobTable
-from slurm_gpumem.accounting.index.schema import Row
+from slurm_gpumem.accounting.index import JobTable
+from slurm_gpumem.accounting.schema import Row
 from slurm_gpumem.formats.remembered import CpuRun, Recipe, own_file, write_remembered
 from slurm_gpumem.formats.verdicts import CHECKPOINTED
 

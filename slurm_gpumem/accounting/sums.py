@@ -7,7 +7,7 @@ import time
 from statistics import median
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.index.schema import (
+from slurm_gpumem.accounting.schema import (
     COMPLETED_WORD,
     FAILED_WORD,
     OBSERVED_WORD,
