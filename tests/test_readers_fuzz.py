@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 import pytest
 
 from lab.simulate.trace_file import read_trace
-from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.config.kinds import parse_ladder
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.node import load_node_config
 from slurm_gpumem.config.recovery import load_recovery_config
@@ -41,12 +41,10 @@ from slurm_gpumem.simulation.what_if_text import parse_fleet
 from slurm_gpumem.site.doctor.lua_report import parse_report
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi
-from slurm_gpumem.slurm import client, gres, node_names
-from slurm_gpumem.slurm.conf import config_show
+from slurm_gpumem.slurm import client, config_show, gres, node_names
 from slurm_gpumem.slurm.state import nodes, queue, sacct
 from slurm_gpumem.slurm.state.history import parse_history
-from slurm_gpumem.slurm.submit.directives import read_directives
-from slurm_gpumem.slurm.submit.script import read_script
+from slurm_gpumem.slurm.submit.script import read_directives, read_script
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import parse_mib, parse_seconds
 from tests.accounting.job_records import record

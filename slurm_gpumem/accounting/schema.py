@@ -272,7 +272,6 @@ def is_current(connection: sqlite3.Connection) -> bool:
 # The file system decides who sees what. Root's index holds everybody's jobs; root, the coordinators of
 # Slurm's accounts and the groups that the site names may read it. All others get an index of their own jobs.
 
-
 NAME = "index.sqlite"
 
 

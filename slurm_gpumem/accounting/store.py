@@ -307,7 +307,6 @@ def _slowdown(row: Row, met: bool) -> Optional[float]:
 
 # One job's records read again, for what the index does not hold: every run, every GPU, the curves.
 
-
 _MEAN = "gpu_"
 """What the names of a GPU's means begin with."""
 Place = Tuple[str, int, int, int, str, int]

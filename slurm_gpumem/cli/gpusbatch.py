@@ -32,8 +32,7 @@ from slurm_gpumem.slurm.submit.sbatch_options import (
 from slurm_gpumem.slurm.submit.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
-from slurm_gpumem.terminal.command import run_command, run_program
-from slurm_gpumem.terminal.say import say
+from slurm_gpumem.terminal.say import run_command, run_program, say
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.job_trace.before_submission import AfterTrace

@@ -26,8 +26,7 @@ from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, read_job_record
 from slurm_gpumem.slurm.state.queue import FINAL
 from slurm_gpumem.slurm.state.running import Placement, placements
-from slurm_gpumem.terminal.bars import speaks_unicode
-from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
+from slurm_gpumem.terminal.bars import GpuRow, Segment, draw, speaks_unicode
 from slurm_gpumem.text import count
 
 # Follow jobs in a dev cluster: where they are and when they end.
@@ -63,7 +62,6 @@ def wait_for_job(
 
 
 # The demo's last part: the nodes' hooks measure its jobs, and `gpumem report` shows the results.
-
 
 _PATIENCE_S = 60.0
 

@@ -18,9 +18,8 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.data import data_file
+from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.fitted_file import fitted
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.units import format_mib
 

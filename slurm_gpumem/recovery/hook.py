@@ -24,7 +24,7 @@ from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.recovery.decision_log import Book
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.state.controller import Controller
 from slurm_gpumem.slurm.state.queue import job_name
 

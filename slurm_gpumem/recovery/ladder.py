@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.config.kinds import Step
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.gres import Held, gres_word
 from slurm_gpumem.units import ceil_div

@@ -11,7 +11,7 @@ from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.verdicts import MORE_MEMORY, NO_RUN, SAME_REQUEST, SLOT, VERDICTS
 from slurm_gpumem.recovery.job_comment import JobComment, Refusal
 from slurm_gpumem.recovery.ladder import LimitOn, NoStep, next_request
-from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE, WHOLE_GPU_BESIDE_SHARDS
 from slurm_gpumem.slurm.state.queue import Job

@@ -30,7 +30,7 @@ from slurm_gpumem.recovery.job_comment import JobComment, Refusal, parse_comment
 from slurm_gpumem.recovery.plan import decide, record_of_next, why_not
 from slurm_gpumem.recovery.slots import BEHIND_OTHERS, next_slot
 from slurm_gpumem.slurm.client import SlurmUnreachableError
-from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by
 from slurm_gpumem.slurm.state.controller import Controller, exceeded
 from slurm_gpumem.slurm.state.queue import Job

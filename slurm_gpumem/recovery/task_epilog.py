@@ -133,7 +133,6 @@ def _may_have_run_out(log: LogVerdict, measured: Measured) -> bool:
 # counts as a neighbour's when there was one: another job at the same server that it hit too. That is the
 # sampler's finding, which root leaves in a note. A user's own daemon can be asked too.
 
-
 _PAUSE_S = 0.1
 
 

@@ -71,7 +71,6 @@ def load_at(active: float) -> JobLoad:
 
 # Slurm's ways to place jobs: whole GPUs, and shards by each placement of a site.
 
-
 SLURM_TIMING = Timing(recovery_s=121.0)
 """Slurm holds a requeued job back until its credential has expired (cred_expire, 120 s)."""
 SLURM_POLICIES: Dict[str, Policy] = {

@@ -180,7 +180,6 @@ def what_if_json(found: WhatIf, *, names: bool) -> Dict[str, Any]:
 
 # GPUs as a command line names them: "4xa100-40gb" is one node, "16x8xh100" sixteen nodes of eight.
 
-
 _TEXT = re.compile(r"(?:([0-9]{1,6})x)?([0-9]{1,6})x(.+)")
 
 MOST_GPUS = 1_000_000

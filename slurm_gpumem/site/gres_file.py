@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.conf.conf_file import parse
+from slurm_gpumem.slurm.conf_file import parse
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Dict, List, Mapping
 
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf.conf_file import attributes_of, lines_of, partition_nodes, read_tree
+from slurm_gpumem.slurm.conf_file import attributes_of, lines_of, partition_nodes, read_tree
 from slurm_gpumem.slurm.node_names import fold_names
 
 _NOT_SHOWN = "not shown"

@@ -20,8 +20,8 @@ from slurm_gpumem.site.doctor.hosts import HostReport
 from slurm_gpumem.site.doctor.lua_report import LuaReport, try_lua
 from slurm_gpumem.site.nodes import CudaContext, context_in_table
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
-from slurm_gpumem.slurm.conf.conf_file import Where, read_from_disk
-from slurm_gpumem.slurm.conf.config_show import show_config, version_of
+from slurm_gpumem.slurm.conf_file import Where, read_from_disk
+from slurm_gpumem.slurm.config_show import show_config, version_of
 from slurm_gpumem.slurm.state import queue
 from slurm_gpumem.slurm.state.nodes import Record, ask_nodes, ask_partitions
 from slurm_gpumem.slurm.state.sacct import Limit, ask_limits

@@ -21,8 +21,7 @@ from functools import lru_cache
 from math import log, log1p
 from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.data import data_file
-from slurm_gpumem.estimators.fitted_file import fitted
+from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.units import MIB
 from slurm_gpumem.utilization.roofline import Times
 from slurm_gpumem.utilization.work import KINDS, StepWork

@@ -13,8 +13,14 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.memory_line import MemoryLine, parse_line
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.slurm.submit.directives import MEMORY_LINE, Directive, read_directives
-from slurm_gpumem.slurm.submit.script import BatchScript, check_script, read_script
+from slurm_gpumem.slurm.submit.script import (
+    MEMORY_LINE,
+    BatchScript,
+    Directive,
+    check_script,
+    read_directives,
+    read_script,
+)
 from slurm_gpumem.submission.job.job_variables import job_environment
 from slurm_gpumem.submission.job.script_line import (
     changed_since,

@@ -21,10 +21,10 @@ from slurm_gpumem.report.top.own import OwnJobs
 from slurm_gpumem.report.top.screen import Look, as_json, lines
 from slurm_gpumem.report.top.types import View
 from slurm_gpumem.slurm.client import COMMANDS
-from slurm_gpumem.slurm.conf.config_show import show_config
+from slurm_gpumem.slurm.config_show import show_config
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.colour import palette
-from slurm_gpumem.terminal.live_screen import LiveScreen
+from slurm_gpumem.terminal.progress import LiveScreen
 from slurm_gpumem.units import sizes_in
 
 _EVERY_S = 2.0

@@ -34,8 +34,7 @@ from typing import (
     Tuple,
 )
 
-from slurm_gpumem.data import data_file
-from slurm_gpumem.estimators.fitted_file import fitted
+from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.summaries.types import ModelSummary
 
 FILE = "similar-models.json"

@@ -26,7 +26,7 @@ from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import JobUsage
 from slurm_gpumem.node.sources.base import GpuProcess
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.conf.config_show import kill_wait_s
+from slurm_gpumem.slurm.config_show import kill_wait_s
 
 # The memory limit that an MPS client brings in its environment, and whether it still is one.
 #

@@ -6,9 +6,8 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.report.top.types import TopGpu, TopJob, View
-from slurm_gpumem.terminal.bars import bar
+from slurm_gpumem.terminal.bars import GpuRow, Segment, bar, draw
 from slurm_gpumem.terminal.colour import Palette
-from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import clipped, count, printable
 from slurm_gpumem.units import duration, percent, short_mib
 

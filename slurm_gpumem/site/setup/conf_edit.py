@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.setup.slurm_conf import words_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf.conf_file import (
+from slurm_gpumem.slurm.conf_file import (
     Edit,
     Line,
     Statement,
@@ -140,7 +140,6 @@ def _all_found(key: str, wanted: Mapping[str, object], found: Set[str], missing:
 
 
 # Edits of slurm.conf that slurmctld has not read yet: a proposal from what runs would undo them.
-
 
 _LISTS = ("GresTypes", "JobSubmitPlugins")
 

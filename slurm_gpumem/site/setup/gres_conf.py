@@ -15,7 +15,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.setup.render import gres_lines
-from slurm_gpumem.slurm.conf.conf_file import Edit, Statement, Where, apply, read_tree
+from slurm_gpumem.slurm.conf_file import Edit, Statement, Where, apply, read_tree
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 _SHARED = ("shard", "mps")

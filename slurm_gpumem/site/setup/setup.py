@@ -43,7 +43,7 @@ from slurm_gpumem.site.setup.slurm_conf import (
     words_of,
 )
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf.conf_file import Where
+from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 HOOKS = "gpumem"

@@ -17,7 +17,7 @@ from slurm_gpumem.site.setup.render import shares_have_types
 from slurm_gpumem.site.setup.setup import Proposal
 from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf.conf_file import attributes_of, lines_of, read_tree
+from slurm_gpumem.slurm.conf_file import attributes_of, lines_of, read_tree
 from slurm_gpumem.slurm.gres import gres_word, parse_gres
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 from slurm_gpumem.slurm.state.nodes import Record, gives_whole_nodes, number_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from slurm_gpumem.slurm import config_show
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
-from slurm_gpumem.slurm.conf import config_show
 from slurm_gpumem.slurm.state import nodes, queue
 from slurm_gpumem.slurm.state.nodes import Record, ask_partitions, parse_records
 from slurm_gpumem.slurm.state.queue import TIMEOUT_S, Job

@@ -15,8 +15,7 @@ from slurm_gpumem.estimators.make_line import SPAN, make_line
 from slurm_gpumem.estimators.memory_line import MemoryLine, job_words
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.files import replaced
-from slurm_gpumem.slurm.submit.directives import MARK, MEMORY_LINE
-from slurm_gpumem.slurm.submit.script import BatchScript, check_script, read_script
+from slurm_gpumem.slurm.submit.script import MARK, MEMORY_LINE, BatchScript, check_script, read_script
 from slurm_gpumem.summaries.types import ModelSummary
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Opt
 from slurm_gpumem.config.kinds import COVERAGE, SLOWDOWN, Kind
 from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.slurm.submit.directives import MEMORY_LINE, Directive
+from slurm_gpumem.slurm.submit.script import MEMORY_LINE, Directive
 from slurm_gpumem.units import parse_mib, parse_seconds
 
 if TYPE_CHECKING:

@@ -235,7 +235,6 @@ def _without_comment(line: str) -> str:
 
 # The nodes and partitions of slurm.conf, with what they inherit from DEFAULT lines.
 
-
 DEFAULT = "default"
 Attributes = Mapping[str, str]
 """Keys in lower case."""
