@@ -23,8 +23,8 @@ from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.node import load_node_config
 from slurm_gpumem.config.recovery import load_recovery_config
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.estimators.gpu_types.environment import read_environment
-from slurm_gpumem.estimators.gpu_types.gpus import gpu_table
+from slurm_gpumem.estimators.environment import read_environment
+from slurm_gpumem.estimators.gpus import gpu_table
 from slurm_gpumem.estimators.memory_line import Knot, MemoryLine, parse_line
 from slurm_gpumem.formats import live, notes, own_live, remembered, slot_state, task_file
 from slurm_gpumem.formats.comment import parse_end, parse_record

@@ -15,9 +15,8 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 from lab.places import MODELS
 from lab.scripts.lists import LISTS
 from lab.scripts.score import judge, load, measured_need
-from slurm_gpumem.estimators import margin, registry
-from slurm_gpumem.estimators.gpu_types import gpus
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators import gpus, margin, registry
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary

@@ -19,13 +19,15 @@ from lab.places import MODELS, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
+    BEYOND,
+    COLUMNS,
     FEATURES,
     FILE,
     FORMAT,
     base_bytes,
     features,
+    little_endian,
 )
-from slurm_gpumem.estimators.workspaces.number_files import BEYOND, COLUMNS, little_endian
 from slurm_gpumem.summaries.trace_types import CALLS
 
 TREES, LEAF, DEPTH, SHARE = 5, 3, 16, 0.5

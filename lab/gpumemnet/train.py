@@ -27,8 +27,8 @@ from lab.gpumemnet.data import Example, examples, split
 from lab.gpumemnet.ensembles import Encoders, Perceptrons, depths_for
 from lab.gpumemnet.labels import EDGES, Agreement, check, check_measured
 from lab.places import MODELS, shown
-from slurm_gpumem.estimators.published.gpumemnet.features import CNN, FAMILIES, MLP, TRANSFORMER
-from slurm_gpumem.estimators.published.gpumemnet.network import (
+from slurm_gpumem.estimators.published.features import CNN, FAMILIES, MLP, TRANSFORMER
+from slurm_gpumem.estimators.published.gpumemnet import (
     ENCODERS,
     FORMAT,
     PERCEPTRONS,

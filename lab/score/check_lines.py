@@ -18,8 +18,8 @@ from lab.ground_truth import GroundTruth, load_ground_truth, summary_of
 from lab.score.figures import quantile
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.environment import Environment, in_environment
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.make_line import SPAN, TOLERANCE, make_line
 from slurm_gpumem.estimators.memory_line import parse_line
 from slurm_gpumem.estimators.types import TrainingJob

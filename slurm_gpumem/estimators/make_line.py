@@ -6,8 +6,8 @@ import heapq
 from math import ceil
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.gpu_types.environment import WORKSPACE_MARGIN
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.environment import WORKSPACE_MARGIN
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.memory_line import (
     CONTEXTS,
     MAX_BATCH,

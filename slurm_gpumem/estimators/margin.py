@@ -156,7 +156,7 @@ _REMEDIES: Mapping[str, Tuple[str, ...]] = {
 
 def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
     """What would make the margin smaller."""
-    from slurm_gpumem.estimators.gpu_types.environment import environment_of
+    from slurm_gpumem.estimators.environment import environment_of
 
     found = list(_REMEDIES.get(estimate.margin.group, ("a trace (gpumem trace)",)))
     if estimate.margin.group != "trace":

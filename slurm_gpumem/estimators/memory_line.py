@@ -18,7 +18,7 @@ from math import floor
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.environment import workspace_margin
+from slurm_gpumem.estimators.environment import workspace_margin
 from slurm_gpumem.estimators.remembered import variant
 from slurm_gpumem.estimators.types import INPUT_DTYPES, LOSSES, Estimate, Gpu, TrainingJob
 

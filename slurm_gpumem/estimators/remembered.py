@@ -16,8 +16,7 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import plain_gpu
-from slurm_gpumem.estimators.gpu_types.mig import gpu_in
+from slurm_gpumem.estimators.gpus import gpu_in, plain_gpu
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.summaries.types import ModelSummary

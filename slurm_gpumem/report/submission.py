@@ -111,7 +111,7 @@ def explain_submission(plan: Plan) -> List[str]:
         return [f"gpumem: nothing to explain: the GPU memory {given}"]
 
     from slurm_gpumem.estimators import registry
-    from slurm_gpumem.estimators.whatif import alternatives
+    from slurm_gpumem.estimators.largest import alternatives
     from slurm_gpumem.report.explained import explain_lines, utilization_lines
 
     estimate, gpu = largest.estimate, largest.gpu
@@ -178,7 +178,7 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
 def _estimated(plan: Plan, estimate: Estimate) -> str:
     if plan.workload.script:
         return f"{plan.script_name}, {estimate.assumptions[0]},"
-    from slurm_gpumem.estimators.job.training_job import describe_estimated, describe_job
+    from slurm_gpumem.estimators.training_job import describe_estimated, describe_job
     from slurm_gpumem.terminal.bars import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"

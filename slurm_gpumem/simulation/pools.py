@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.simulation.types import Fleet, max_watts
 from slurm_gpumem.slurm.state.history import PastJob

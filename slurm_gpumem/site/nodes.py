@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
-from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment, workspace_margin
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_margin
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names

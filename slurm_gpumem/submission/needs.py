@@ -159,7 +159,7 @@ def _on_instance(
     used = estimate.utilization if estimate else None
     if limit is None or estimate is None or used is None or workload.summary is None:
         return NeedOnGpu(model, need, estimate)
-    from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+    from slurm_gpumem.estimators.gpus import find_gpu
     from slurm_gpumem.utilization.predict import with_utilization
 
     whole = with_utilization(estimate, find_gpu(model.gpu.entry), workload.summary).utilization
@@ -170,7 +170,7 @@ def _on_instance(
 def _for_line(gpu: Gpu, estimator: str) -> Gpu:
     """The GPU as the line's estimator would have it; a line knows nothing of the job's PyTorch."""
     from slurm_gpumem.estimators import registry
-    from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment
+    from slurm_gpumem.estimators.environment import Environment, in_environment
 
     return in_environment(gpu, Environment()) if estimator in registry.FOLLOW_ENVIRONMENT else gpu
 

@@ -217,7 +217,7 @@ def read_workload(asked: Submission) -> Workload:
     """What the memory is for; wrong names and values are errors before Slurm is asked anything."""
     settings = asked.settings
     if settings.gpu:
-        from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+        from slurm_gpumem.estimators.gpus import find_gpu
 
         find_gpu(settings.gpu)
     settings.check()

@@ -12,7 +12,7 @@ import pytest
 
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.memory_line import parse_line
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.submission.job.script_line import open_script, write_script

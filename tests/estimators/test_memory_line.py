@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.environment import Environment, in_environment
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.make_line import TOLERANCE, make_line
 from slurm_gpumem.estimators.memory_line import (
     MAX_BYTES,

@@ -11,8 +11,8 @@ import pytest
 
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment, workspace_margin
-from slurm_gpumem.estimators.gpu_types.gpus import gpu_table
+from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_margin
+from slurm_gpumem.estimators.gpus import gpu_table
 from slurm_gpumem.estimators.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
 from slurm_gpumem.estimators.types import Gpu
 from tests.lua.played import INTERPRETERS, LUA_FOLDER, SITE, UNSET, Player, to_lua

@@ -10,8 +10,8 @@ from typing import List, Tuple
 import pytest
 
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.submission import kept_estimates
 from slurm_gpumem.submission.kept_estimates import estimate_once, memory_once

@@ -9,7 +9,7 @@ import pytest
 from lab.traced_work import line_of, load_traced, write_traced
 from lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import Kernel, Trace, TracedJob
 from slurm_gpumem.utilization.model import packaged

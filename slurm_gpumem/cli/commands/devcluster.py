@@ -13,8 +13,7 @@ from slurm_gpumem.cli.options.parser import Parser
 from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
-from slurm_gpumem.estimators.gpu_types.mig import gpu_in
+from slurm_gpumem.estimators.gpus import closest_gpu, gpu_in
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count

@@ -89,7 +89,7 @@ def main(argv: List[str]) -> int:
 def _gpu(settings: JobSettings, config: Config, shard_mib: int) -> Tuple[Gpu, Tuple[str, ...]]:
     """The GPU that the estimate is for, and notes on the choice."""
     if settings.gpu:
-        from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+        from slurm_gpumem.estimators.gpus import find_gpu
 
         return find_gpu(settings.gpu).in_shards(shard_mib), ()
     from slurm_gpumem.submission.default_gpu import choose_gpu
@@ -103,7 +103,7 @@ def _print_json(
 ) -> None:
     import json
 
-    from slurm_gpumem.estimators.whatif import Alternatives, alternatives
+    from slurm_gpumem.estimators.largest import Alternatives, alternatives
     from slurm_gpumem.report.estimate_json import estimate_json
 
     chosen = estimates[0]
@@ -122,7 +122,7 @@ def _explained(
     settings: JobSettings,
     config: Config,
 ) -> List[str]:
-    from slurm_gpumem.estimators.whatif import alternatives
+    from slurm_gpumem.estimators.largest import alternatives
     from slurm_gpumem.report.explained import activity_line, detail_lines, explain_lines
     from slurm_gpumem.submission.share.activity import activity_of
 

@@ -12,7 +12,7 @@ from slurm_gpumem.cli.options.parser import Parser
 from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.explain.advice import peak_reasons
+from slurm_gpumem.estimators.traced.advice import peak_reasons
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.why.text import why_json, why_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu

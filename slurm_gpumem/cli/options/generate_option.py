@@ -7,7 +7,7 @@ from typing import List
 
 from slurm_gpumem.cli.options.target_options import Subject
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.submission.job.settings import JobSettings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.terminal.progress import StatusLine

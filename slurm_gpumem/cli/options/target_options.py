@@ -17,7 +17,7 @@ from slurm_gpumem.cli.options.options import (
     seconds,
 )
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.job.training_job import StatedTraining, refuse_sharded, training_job
+from slurm_gpumem.estimators.training_job import StatedTraining, refuse_sharded, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.submission.job.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.input_shape import split_inputs

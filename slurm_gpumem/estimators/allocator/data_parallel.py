@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
-from slurm_gpumem.estimators.explain.stream import Event, Stream
+from slurm_gpumem.estimators.traced.changes import Event, Stream
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.summaries.trace_types import (
     BUCKET,

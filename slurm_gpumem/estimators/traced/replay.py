@@ -9,8 +9,7 @@ from slurm_gpumem.estimators.allocator.allocator import FREE, AllocatorStats, Ca
 from slurm_gpumem.estimators.allocator.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
-from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
-from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
+from slurm_gpumem.estimators.workspaces.convolutions import reduction_bytes, workspace_bytes
 from slurm_gpumem.summaries.trace_types import Convolution, Phase, Site, Trace, evaluate
 from slurm_gpumem.units import MIB
 

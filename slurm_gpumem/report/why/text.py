@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any, Dict, List, Sequence, Tuple
 
-from slurm_gpumem.estimators.explain.advice import PeakReasons
-from slurm_gpumem.estimators.explain.timeline import Living, Timeline
-from slurm_gpumem.estimators.job.training_job import describe_estimated
+from slurm_gpumem.estimators.traced.advice import Living, PeakReasons, Timeline
+from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width, resample
 from slurm_gpumem.units import MIB, exact_mib, format_mib

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 import slurm_gpumem
 from slurm_gpumem.errors import CalibrationError
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, gpu_table
+from slurm_gpumem.estimators.gpus import closest_gpu, gpu_table
 from slurm_gpumem.files import replaced
 from slurm_gpumem.units import MIB
 

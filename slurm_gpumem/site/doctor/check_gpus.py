@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Mapping, Tuple
 
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.site.doctor.findings import Finding, critical, note, warning
 from slurm_gpumem.site.nodes import divided_gpus

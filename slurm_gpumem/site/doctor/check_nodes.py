@@ -7,7 +7,7 @@ from typing import Dict, Iterator, List, Tuple
 
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.errors import UnknownNameError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu, gpu_table, site_gpu_file
+from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
 from slurm_gpumem.site.doctor.findings import Finding, Severity, warning
 from slurm_gpumem.site.doctor.hosts import HostReport, takes_jobs
 from slurm_gpumem.site.gres_file import parse_gres_conf

@@ -10,7 +10,7 @@ from typing import Callable, Optional
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.make_line import SPAN, make_line
 from slurm_gpumem.estimators.memory_line import MemoryLine, job_words
 from slurm_gpumem.estimators.types import TrainingJob

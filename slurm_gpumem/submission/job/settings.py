@@ -15,8 +15,8 @@ from slurm_gpumem.units import parse_mib, parse_seconds
 
 if TYPE_CHECKING:
     # Without a model or a memory line none of these is needed, and gpusbatch starts sooner.
-    from slurm_gpumem.estimators.job.training_job import StatedTraining
     from slurm_gpumem.estimators.memory_line import MemoryLine
+    from slurm_gpumem.estimators.training_job import StatedTraining
     from slurm_gpumem.estimators.types import TrainingJob
     from slurm_gpumem.submission.job.job_variables import Variables
 
@@ -286,7 +286,7 @@ class JobSettings:
         return JobSettings(preset, self._script_folder, self.spelled)._training()
 
     def _training(self) -> StatedTraining:
-        from slurm_gpumem.estimators.job.training_job import StatedTraining
+        from slurm_gpumem.estimators.training_job import StatedTraining
 
         return StatedTraining(
             batch_size=self._number("batch-size"),

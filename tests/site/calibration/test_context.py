@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_gpumem.errors import CalibrationError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.node.nvml import Nvml
 from slurm_gpumem.site.calibration.context import calibrate, calibration, put_entry, run_probe
 from slurm_gpumem.site.calibration.context_probe import ROUNDING_CHECK

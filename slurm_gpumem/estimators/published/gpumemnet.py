@@ -1,4 +1,8 @@
-"""GPUMemNet's trained networks, run without torch or numpy.
+"""GPUMemNet: ensembles that answer a class of memory; its upper edge is the estimate.
+
+Trained here, on data of the published size (lab/docs/gpumemnet.md says how, and where the published text and
+the authors' code differ), and run without torch or numpy. It was made for training with Adam in fp32 on an
+A100 and knows no other.
 
     models/gpumemnet.json.xz, models/gpumemnet-transformer.json.xz:
     {"format": "gpumemnet/1", "card": {...}, "families": {family: network}}
@@ -20,7 +24,9 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.published.gpumemnet.features import Features
+from slurm_gpumem.estimators.published.features import Features, features
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
 
 FORMAT = "gpumemnet/1"
 PERCEPTRONS = "gpumemnet.json.xz"
@@ -30,6 +36,31 @@ _EPSILON = 1e-5
 _WAVELENGTH = 10_000.0
 Vector = List[float]
 Layer = Tuple[Sequence[Sequence[float]], Sequence[float]]
+
+
+def by_perceptrons(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """By the ensembles of perceptrons."""
+    found = features(summary, job.batch_size)
+    able = perceptrons()[found.family]
+    return _edge("gpumemnet", found, able["edges"][perceptrons_class(able, found)], job, gpu)
+
+
+def by_transformer(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """By the Transformer-based ensembles, which also look at the sequence of layers."""
+    found = features(summary, job.batch_size)
+    able = encoders()[found.family]
+    return _edge("gpumemnet-transformer", found, able["edges"][encoders_class(able, found)], job, gpu)
+
+
+def _edge(name: str, found: Features, edge_mib: int, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """A class's upper edge as an estimate."""
+    from slurm_gpumem.estimators.published.formulas import unbounded
+
+    said = (
+        f"its estimator for {found.family}s; the upper edge of a class of memory on an A100",
+        "Adam in fp32; parts are not known: all counts as activations",
+    )
+    return unbounded(name, {"activations": edge_mib}, job, gpu, said)
 
 
 def perceptrons() -> Mapping[str, Any]:
