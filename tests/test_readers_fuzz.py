@@ -36,10 +36,10 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.hooks.inbox import read_request
 from slurm_gpumem.node.sampler import prometheus
 from slurm_gpumem.recovery.job_comment import parse_comment
-from slurm_gpumem.simulation.gpu_use import read_jobstats
+from slurm_gpumem.simulation.what_if import read_jobstats
 from slurm_gpumem.simulation.what_if_text import parse_fleet
+from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
 from slurm_gpumem.site.doctor.lua_report import parse_report
-from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi
 from slurm_gpumem.slurm import client, config_show, gres, node_names
 from slurm_gpumem.slurm.state import nodes, queue, sacct

@@ -7,9 +7,18 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.simulation.gpu_use import ASSUMED, SOURCES
 from slurm_gpumem.simulation.types import Fleet, max_watts
-from slurm_gpumem.simulation.what_if import ALONE, BOUNDED, SHARED, GroupGain, Sharing, Totals, WhatIf
+from slurm_gpumem.simulation.what_if import (
+    ALONE,
+    ASSUMED,
+    BOUNDED,
+    SHARED,
+    SOURCES,
+    GroupGain,
+    Sharing,
+    Totals,
+    WhatIf,
+)
 from slurm_gpumem.slurm.state.history import left_out_text
 from slurm_gpumem.text import clipped, count
 

@@ -12,8 +12,8 @@ import pytest
 
 from slurm_gpumem.devcluster import processes, trial
 from slurm_gpumem.devcluster.config import Place
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.sandbox import Configuration, sandboxed
+from slurm_gpumem.devcluster.spec import Layout
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.conf_file import Where
 from tests.support.needs import needs_root

@@ -17,9 +17,8 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, write_job_record
 from slurm_gpumem.recovery import requeue
-from slurm_gpumem.recovery.decision_log import FOLDER_NAME, Book
 from slurm_gpumem.recovery.hook import lock
-from slurm_gpumem.recovery.requeue import Outcome, Requeue
+from slurm_gpumem.recovery.requeue import FOLDER_NAME, Book, Outcome, Requeue
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.state.controller import Controller
 from slurm_gpumem.slurm.state.queue import REQUEUED_HELD, Job

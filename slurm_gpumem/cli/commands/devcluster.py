@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import List, Sequence
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided, default_nodes, default_state
 from slurm_gpumem.errors import UsageError

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.terminal.colour import palette

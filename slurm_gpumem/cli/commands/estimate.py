@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import List, Sequence, Tuple
 
-from slurm_gpumem.cli.options.options import (
+from slurm_gpumem.cli.options import (
     COVERAGE_HELP,
     add_gpu,
     add_gpus,
@@ -18,8 +18,8 @@ from slurm_gpumem.cli.options.options import (
     named_summary,
     own_options,
 )
-from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.target_options import (
+from slurm_gpumem.cli.parser import Parser
+from slurm_gpumem.cli.target_options import (
     TARGET_HELP,
     add_generate_option,
     add_target_options,
@@ -51,7 +51,7 @@ def main(argv: List[str]) -> int:
     _check(args)
     config = load_config()
     if args.directive or args.check:
-        from slurm_gpumem.cli.commands.directive import line_command
+        from slurm_gpumem.cli.directive import line_command
 
         return line_command(args, config, _subject)
     settings = job_settings(config, (), os.environ, own_options(args))
@@ -143,7 +143,7 @@ def _subject(
 ) -> Tuple[ModelSummary, TrainingJob, Tuple[str, ...]]:
     """The summary of a file or of standard input, or of code that is traced; and the job."""
     if args.generate is not None:
-        from slurm_gpumem.cli.options.generate_option import generated_subject
+        from slurm_gpumem.cli.generate_option import generated_subject
 
         found = generated_subject(args.summary, args, settings)
         return found.summary, found.job, found.notes

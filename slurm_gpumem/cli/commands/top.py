@@ -10,8 +10,8 @@ import sys
 import time
 from typing import List, Optional, Union
 
-from slurm_gpumem.cli.options.options import add_color, add_units, seconds
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.options import add_color, add_units, seconds
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.config.node import load_node_config
 from slurm_gpumem.config.paths import site_config_path

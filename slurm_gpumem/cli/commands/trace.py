@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.cli.options.options import positive, seconds
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.options import positive, seconds
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry

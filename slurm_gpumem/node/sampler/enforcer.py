@@ -19,8 +19,7 @@ from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, FaultEvent
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
-from slurm_gpumem.node.mps.client_exit import Exits
-from slurm_gpumem.node.mps.stuck_clients import Leftovers, wake
+from slurm_gpumem.node.mps.client_exit import Exits, Leftovers, wake
 from slurm_gpumem.node.processes import Process
 from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import JobUsage

@@ -7,7 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options.options import (
+from slurm_gpumem.cli.options import (
     add_input,
     add_python,
     add_set,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import List
 
-from slurm_gpumem.cli.options.target_options import Subject
+from slurm_gpumem.cli.target_options import Subject
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.submission.job.settings import JobSettings

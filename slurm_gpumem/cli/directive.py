@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Callable, Dict, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options.options import own_options
+from slurm_gpumem.cli.options import own_options
 from slurm_gpumem.config.load import Config, JobDefault
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import UsageError

@@ -21,7 +21,7 @@ from slurm_gpumem.estimators.gpus import closest_gpu, gpu_table
 from slurm_gpumem.files import replaced
 from slurm_gpumem.units import MIB
 
-_PROBE = "slurm_gpumem.site.calibration.context_probe"
+_PROBE = "slurm_gpumem.site.calibration_probe"
 _TIMEOUT_S = 120
 
 
