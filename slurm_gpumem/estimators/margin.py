@@ -7,7 +7,7 @@ models are apart, that of a trace the share of its peak that is not weights or o
 1 a large job's margin is smaller than a small one's in proportion, because capacity is counted as a sum over
 all jobs. A coverage is a number of units, so the margin is smooth in size and batch.
 
-    models/margins.json: {"format": "gpumem-margins/1", "groups": {group: {"steps": [at LEVELS],
+    models/fitted/margins.json: {"format": "gpumem-margins/1", "groups": {group: {"steps": [at LEVELS],
      "spread": power, "size": power, "batch": power, "coverage": what is asked for by default}}}
 """
 
@@ -65,7 +65,7 @@ class GroupMargin(NamedTuple):
 @lru_cache(maxsize=1)
 def unfinished_factor() -> float:
     """What the request of a trace that did not come to its script's end is multiplied by, without context."""
-    path = data_file("models", UNFINISHED)
+    path = data_file("models/fitted", UNFINISHED)
     return fitted(path, "gpumem-unfinished/1", lambda content: float(content["factor"]))
 
 
@@ -77,7 +77,7 @@ def trace_spread(fixed_mib: float, peak_mib: float) -> float:
 @lru_cache(maxsize=1)
 def packaged() -> Mapping[str, GroupMargin]:
     """The package's own, by group."""
-    return fitted(data_file("models", FILE), FORMAT, from_json)
+    return fitted(data_file("models/fitted", FILE), FORMAT, from_json)
 
 
 def from_json(content: Any) -> Dict[str, GroupMargin]:

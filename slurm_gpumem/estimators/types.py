@@ -293,11 +293,11 @@ class Margin(NamedTuple):
     """What is known of the distance between an estimate's peak and its request."""
 
     coverage: Optional[float] = None
-    """Share of such jobs for which the request is enough; models/margins.md has results on held-out jobs."""
+    """Share of such jobs for which the request is enough; models/fitted/margins.md has held-out jobs."""
     requests: Tuple[int, ...] = ()
     """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
     group: str = ""
-    """The group of jobs whose measured needs decide it (models/margins.json); "" where none does."""
+    """The group of jobs whose measured needs decide it (models/fitted/margins.json); "" where none does."""
     workspace_mib: int = 0
     """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
     spare_mib: int = 0

@@ -191,7 +191,7 @@ def rounded(load: float, roundness: float) -> float:
 @lru_cache(maxsize=1)
 def packaged() -> Interference:
     """The package's own model."""
-    return fitted(data_file("models", FILE), FORMAT, from_json)
+    return fitted(data_file("models/fitted", FILE), FORMAT, from_json)
 
 
 def from_json(content: Any) -> Interference:

@@ -154,7 +154,7 @@ class UtilizationModel(NamedTuple):
 @lru_cache(maxsize=4)
 def packaged(only: str = "") -> UtilizationModel:
     """The package's own model; of one source where only that is asked for, as at a submission."""
-    return fitted(data_file("models", FILE), FORMAT, lambda content: from_json(content, only))
+    return fitted(data_file("models/fitted", FILE), FORMAT, lambda content: from_json(content, only))
 
 
 def from_json(content: Any, only: str = "") -> UtilizationModel:

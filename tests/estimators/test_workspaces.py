@@ -175,7 +175,7 @@ def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
 
 
 def test_trees_of_transforms_look_at_the_features_of_today() -> None:
-    header, columns = read_columns(data_path("models", convolutions.FOURIER_FILE))
+    header, columns = read_columns(data_path("models/fitted", convolutions.FOURIER_FILE))
     assert header["features"] == [*workspace.FEATURES, *convolutions.FOURIER_FEATURES]
     with pytest.raises(ValueError, match="others"):
         convolutions.fourier_from_columns({**header, "features": ["transforms"]}, columns)
@@ -187,7 +187,7 @@ def test_a_damaged_file_of_transforms_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / convolutions.FOURIER_FILE
-    path.write_bytes(data_path("models", convolutions.FOURIER_FILE).read_bytes()[:-10])
+    path.write_bytes(data_path("models/fitted", convolutions.FOURIER_FILE).read_bytes()[:-10])
     monkeypatch.setattr(convolutions, "data_file", lambda folder, name: path)
     convolutions._trees.cache_clear()
     try:
@@ -201,7 +201,7 @@ def test_an_empty_batch_needs_nothing_that_divides_by_zero() -> None:
     assert workspace_bytes(convolution(), 0) >= 0
 
 
-WHOLE = data_path("models", workspace.FILE).read_bytes()
+WHOLE = data_path("models/fitted", workspace.FILE).read_bytes()
 
 
 @pytest.mark.parametrize(

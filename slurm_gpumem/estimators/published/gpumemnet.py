@@ -4,7 +4,7 @@ Trained here, on data of the published size (lab/docs/gpumemnet.md says how, and
 the authors' code differ), and run without torch or numpy. It was made for training with Adam in fp32 on an
 A100 and knows no other.
 
-    models/gpumemnet.json.xz, models/gpumemnet-transformer.json.xz:
+    models/fitted/gpumemnet.json.xz, models/fitted/gpumemnet-transformer.json.xz:
     {"format": "gpumemnet/1", "card": {...}, "families": {family: network}}
 
 A network has `edges` (upper edges of its classes in MiB) and `members`: lists of layers [weights by output,
@@ -65,12 +65,12 @@ def _edge(name: str, found: Features, edge_mib: int, job: TrainingJob, gpu: Gpu)
 
 def perceptrons() -> Mapping[str, Any]:
     """The networks of the MLP-based estimator by family."""
-    return load(data_path("models", PERCEPTRONS))
+    return load(data_path("models/fitted", PERCEPTRONS))
 
 
 def encoders() -> Mapping[str, Any]:
     """The networks of the Transformer-based estimator by family."""
-    return load(data_path("models", ENCODERS))
+    return load(data_path("models/fitted", ENCODERS))
 
 
 @lru_cache(maxsize=2)

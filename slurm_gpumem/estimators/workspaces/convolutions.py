@@ -61,7 +61,7 @@ def picked(values: Sequence[float], transforms: int, both: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _trees() -> Tuple[Tree, ...]:
-    return read_as(data_file("models", FOURIER_FILE), FOURIER_FORMAT, fourier_from_columns)
+    return read_as(data_file("models/fitted", FOURIER_FILE), FOURIER_FORMAT, fourier_from_columns)
 
 
 def fourier_from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Tuple[Tree, ...]:
@@ -351,7 +351,7 @@ def _log(value: float) -> float:
 
 @lru_cache(maxsize=1)
 def _forests() -> Mapping[str, Forest]:
-    return read_as(data_file("models", FILE), FORMAT, from_columns)
+    return read_as(data_file("models/fitted", FILE), FORMAT, from_columns)
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Dict[str, Forest]:
