@@ -157,12 +157,12 @@ class Sums:
             "ORDER BY start DESC LIMIT ?",
             (_LATEST,),
         )
-        kinds: Dict[int, Dict[int, List[float]]] = {}
+        by_gpu: Dict[int, Dict[int, List[float]]] = {}
         for gpu, model, peak, estimate in rows:
-            kinds.setdefault(gpu, {}).setdefault(model, []).append(peak / estimate - 1)
+            by_gpu.setdefault(gpu, {}).setdefault(model, []).append(peak / estimate - 1)
         return [
             Offset(self._texts[gpu], median(map(median, models.values())), len(models), _count(models))
-            for gpu, models in kinds.items()
+            for gpu, models in by_gpu.items()
         ]
 
     def _by(self, group: Optional[str], filters: Filters) -> List[JobTotals]:

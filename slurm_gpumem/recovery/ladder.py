@@ -65,7 +65,7 @@ def next_request(
 ) -> Union[Next, NoStep]:
     """What to ask for after `taken` steps.
 
-    `units_per_gpu` are the kinds of GPUs in reach. `need_units` is what the failed run is known to have
+    `units_per_gpu` are the types of GPUs in reach. `need_units` is what the failed run is known to have
     needed. `gpu_keeps_off_shards` as `slurm.state.nodes.WHOLE_GPU_BESIDE_SHARDS` says. `sizes` are the MiB of
     all types in reach where MIG instances are among them, and `need_mib` is `need_units` for those;
     `type_can_change` as `slurm.state.nodes.GPU_TYPE_CAN_CHANGE` says.
@@ -74,10 +74,10 @@ def next_request(
         if not type_can_change:
             return NoStep(f"this Slurm cannot change a job's GPU type {held.gpu_type} (23.02 and later can)")
         return _larger(ladder[taken], held, sizes, need_mib, limit_on)
-    kinds = {
+    units_by_type = {
         kind: units for kind, units in units_per_gpu.items() if held.gpu_type in (None, kind) and units > 0
     }
-    largest = max(kinds.values(), default=0)
+    largest = max(units_by_type.values(), default=0)
     if held.gres == "gpu" or taken >= len(ladder) or (largest and held.units >= largest):
         return NoStep("it ran out of GPU memory at the ladder's last step")
     if largest and need_units > largest:
@@ -88,7 +88,7 @@ def next_request(
     for following, entry in _candidates(
         ladder[taken],
         held,
-        kinds,
+        units_by_type,
         need_units=need_units,
         gpu_keeps_off_shards=gpu_keeps_off_shards,
         whole_type=held.gpu_type or _whole_type(sizes),
@@ -104,19 +104,19 @@ def next_request(
 def _candidates(
     step: Step,
     held: Held,
-    kinds: Mapping[Optional[str], int],
+    units_by_type: Mapping[Optional[str], int],
     *,
     need_units: int,
     gpu_keeps_off_shards: bool,
     whole_type: Optional[str],
 ) -> Iterator[Tuple[Next, Held]]:
     """What the step asks for, then what a whole GPU is called, the best first."""
-    largest = max(kinds.values(), default=0)
+    largest = max(units_by_type.values(), default=0)
     wanted = _with_margin(step, held.units, need_units)
     if wanted is not None and wanted < largest:
         yield _part(held, wanted), held._replace(units=wanted)
     if gpu_keeps_off_shards or not largest:
-        kind = whole_type or _type_for(held, kinds)
+        kind = whole_type or _type_for(held, units_by_type)
         yield Next(gres_word("gpu", kind, 1), 0, True), Held("gpu", kind, 1)
     if largest:
         # Without a type it cannot be given one now; the most that any GPU has is a whole one anyway.
@@ -169,11 +169,11 @@ def _part(held: Held, units: int) -> Next:
     return Next(gres_word(held.gres, held.gpu_type, units), units, False)
 
 
-def _type_for(held: Held, kinds: Mapping[Optional[str], int]) -> Optional[str]:
+def _type_for(held: Held, units_by_type: Mapping[Optional[str], int]) -> Optional[str]:
     """The type to name for a whole GPU: the user's, or the largest where a smaller one gives no more."""
-    if held.gpu_type is not None or all(units > held.units for units in kinds.values()):
+    if held.gpu_type is not None or all(units > held.units for units in units_by_type.values()):
         return held.gpu_type
-    return max(kinds, key=lambda kind: kinds[kind])
+    return max(units_by_type, key=lambda kind: units_by_type[kind])
 
 
 # Whether a failed job is run again, and with what request: decided from what Slurm says about it now.

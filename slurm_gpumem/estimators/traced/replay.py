@@ -67,7 +67,7 @@ def _released(trace: Trace) -> Set[int]:
 def _places(trace: Trace) -> List[Tuple[int, _Place]]:
     """Of each block in the order of allocation: its step and its place in it."""
     numbers: Dict[Tuple[str, str, str], int] = {}
-    kinds = [
+    numbers_of_sites = [
         numbers.setdefault((site.operator, site.module, site.category), len(numbers)) for site in trace.sites
     ]
     found: List[Tuple[int, _Place]] = []
@@ -77,9 +77,9 @@ def _places(trace: Trace) -> List[Tuple[int, _Place]]:
         seen = counts.setdefault((step, name), [0] * len(numbers))
         for value in trace.events[begin:end]:
             if value >= 0:
-                kind = kinds[value]
-                seen[kind] += 1
-                found.append((step, (name, kind, seen[kind])))
+                number = numbers_of_sites[value]
+                seen[number] += 1
+                found.append((step, (name, number, seen[number])))
     return found
 
 

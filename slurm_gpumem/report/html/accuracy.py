@@ -38,7 +38,7 @@ class Scatter:
         self._cells: Dict[Tuple[int, int], int] = {}
         self._outstanding: List[Tuple[float, int, Point]] = []
         self._count = 0
-        self._kinds = [0, 0, 0]
+        self._outcomes = [0, 0, 0]
         self._range = (math.inf, 0.0)
 
     def add(self, row: JobRow) -> None:
@@ -49,7 +49,7 @@ class Scatter:
         above = row.request_mib is not None and peak > row.request_mib
         kind = OOM if row.ooms else ABOVE if above else WITHIN
         self._count += 1
-        self._kinds[kind] += 1
+        self._outcomes[kind] += 1
         self._range = (min(self._range[0], estimate, peak), max(self._range[1], estimate, peak))
         cell = (_cell(estimate), _cell(peak))
         self._cells[cell] = self._cells.get(cell, 0) + 1
@@ -71,7 +71,7 @@ class Scatter:
         shown = self._points if all_shown else [entry[2] for entry in self._outstanding]
         return {
             "jobs": self._count,
-            "kinds": self._kinds,
+            "kinds": self._outcomes,
             "range": [self._range[0], self._range[1]] if self._count else None,
             "points": [list(point) for point in shown],
             "cells": [] if all_shown else [[x, y, n] for (x, y), n in sorted(self._cells.items())],
@@ -189,11 +189,11 @@ def tiles(total: JobTotals) -> List[Tuple[str, str, str]]:
 
 def facts(source: PageSource, gathered: Gathered) -> Dict[str, str]:
     """What the charts say, for whoever cannot see them, by the id that the script looks for."""
-    errors, total, kinds = gathered.errors, source.total, gathered.scatter["kinds"]
+    errors, total, outcomes = gathered.errors, source.total, gathered.scatter["kinds"]
     return {
         "about-scatter": f"{count(gathered.scatter['jobs'], 'job')} with an estimate and a measured peak: "
-        f"{kinds[0]:,} stayed within their need, {kinds[1]:,} went above it, "
-        f"{kinds[2]:,} ran out of memory.",
+        f"{outcomes[0]:,} stayed within their need, {outcomes[1]:,} went above it, "
+        f"{outcomes[2]:,} ran out of memory.",
         "about-errors": f"Median error {percent(errors['median'], sign=True) or 'unknown'}; "
         f"{total.under_estimate:,} of {total.estimated:,} estimates were below the peak.",
     }

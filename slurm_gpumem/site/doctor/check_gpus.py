@@ -176,11 +176,11 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
     shared = {part for node in now.shared_nodes() for part in node.get("Partitions", "").split(",") if part}
     asked: dict[str, set[str]] = {}
     for job in now.jobs:
-        kinds = asked.setdefault(job.partition, set())
-        kinds |= {name for name in ("gpu", "shard", "mps") if re.search(rf"\b{name}\b", job.tres)}
+        names = asked.setdefault(job.partition, set())
+        names |= {gres for gres in ("gpu", "shard", "mps") if re.search(rf"\b{gres}\b", job.tres)}
     fix = "give whole-GPU jobs a partition with nodes of their own, or upgrade to 23.02.6 or later"
     why = f"Slurm {now.version_text} can start both on one GPU"
-    mixed = [name for name in sorted(shared) if _both_kinds(asked.get(name, set()))]
+    mixed = [name for name in sorted(shared) if _both_asked(asked.get(name, set()))]
     open_to_both = [name for name in sorted(shared) if name not in mixed]
     if mixed:
         what = f"whole-GPU and shared jobs are queued in partition{'s' * (len(mixed) > 1)} {', '.join(mixed)}"
@@ -191,8 +191,8 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
         yield warning("mixed-jobs", what, why, fix)
 
 
-def _both_kinds(kinds: set[str]) -> bool:
-    return "gpu" in kinds and bool(kinds & {"shard", "mps"})
+def _both_asked(names: set[str]) -> bool:
+    return "gpu" in names and bool(names & {"shard", "mps"})
 
 
 def spreading_exists(now: Snapshot) -> Iterator[Finding]:

@@ -283,10 +283,10 @@ def _ordered(node: str, gpus: Sequence[GpuGroup], statements: Sequence[Statement
             files.setdefault(kind, []).extend(expand_names(statement.value("file") or ""))
     if not files and not detects:
         return tuple(gpus)
-    kinds = " and ".join(group.gpu_type or "(no type)" for group in gpus)
+    types = " and ".join(group.gpu_type or "(no type)" for group in gpus)
     if {kind: len(paths) for kind, paths in files.items()} != counts:
         raise UsageError(
-            f"{node} has GPUs of several types ({kinds}), and gres.conf does not say which GPU is which.\n"
+            f"{node} has GPUs of several types ({types}), and gres.conf does not say which GPU is which.\n"
             "Slurm then gives jobs other devices than they asked for. Write a line for each type, like\n"
             f"NodeName={node} Name=gpu Type={gpus[0].gpu_type} File=/dev/nvidia[0-{gpus[0].count - 1}]\n"
             "with the devices that `nvidia-smi -L` shows on the node, and run gpumem setup again."

@@ -99,11 +99,11 @@ def _of_associations(records: Sequence[Record], job: Job) -> List[Tuple[str, Tre
     return found
 
 
-def _limits(record: Record, owner: str, kinds: Sequence[str]) -> List[Tuple[str, TresLimit]]:
+def _limits(record: Record, owner: str, names: Sequence[str]) -> List[Tuple[str, TresLimit]]:
     return [
-        (kind, TresLimit(tres, int(most), f"{kind} of {owner}"))
-        for kind in kinds
-        for tres, most in _TRES.findall(record.get(kind, ""))
+        (name, TresLimit(tres, int(most), f"{name} of {owner}"))
+        for name in names
+        for tres, most in _TRES.findall(record.get(name, ""))
     ]
 
 
