@@ -26,7 +26,7 @@ from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.environment import read_environment
 from slurm_gpumem.estimators.gpus import gpu_table
 from slurm_gpumem.estimators.memory_line import Knot, MemoryLine, parse_line
-from slurm_gpumem.formats import live, notes, own_live, remembered, slot_state, task_file
+from slurm_gpumem.formats import live, notes, remembered, slot_state, task_file
 from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.formats.curve import parse_curve
 from slurm_gpumem.formats.decisions import SCHEMA as DECISIONS
@@ -161,8 +161,8 @@ READERS: Dict[str, Reader] = {
     ),
     "live": Reader(of_file(_live), (LIVE,)),
     "own live": Reader(
-        of_file(own_live.read_own_live),
-        (table(own_live.SCHEMA, node="n1", at=5.0, jobs={"7": {"gpus": [0], "shards": 12}}),),
+        of_file(live.read_own_live),
+        (table(live.OWN_SCHEMA, node="n1", at=5.0, jobs={"7": {"gpus": [0], "shards": 12}}),),
     ),
     "fault note": Reader(
         of_file(lambda path: notes.read_fault_note(path, 5.0)), (table(notes.FAULT_SCHEMA, at=5.0, jobs=[7]),)

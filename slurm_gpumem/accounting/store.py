@@ -81,9 +81,9 @@ class Store:
             everybody=self._everybody,
         )
 
-    def bad_records(self, limit: int = 20) -> Tuple[Tuple[str, str], ...]:
-        """(path, reason) of records that could not be used."""
-        return tuple(self._db.execute("SELECT path, reason FROM bad ORDER BY path LIMIT ?", (limit,)))
+    def bad_records(self) -> Tuple[Tuple[str, str], ...]:
+        """(path, reason) of records that could not be used, of 20 at most."""
+        return tuple(self._db.execute("SELECT path, reason FROM bad ORDER BY path LIMIT 20"))
 
     def select(self, filters: Filters = ALL, *, limit: Optional[int] = None) -> Iterator[JobRow]:
         """The jobs in order of their start; with `limit`, only that number of the latest."""

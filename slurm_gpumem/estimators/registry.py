@@ -147,7 +147,7 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     convolutions = summary.trace is not None and summary.trace.uses_conv
     found = widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
     if job.gpus > 1 and name != TRACE:
-        from slurm_gpumem.estimators.allocator.data_parallel import with_nccl
+        from slurm_gpumem.estimators.traced.changes import with_nccl
 
         found = with_nccl(found)
     notes = not_simulated(job, here)

@@ -62,9 +62,7 @@ def with_measurement(record: JobRecord, measured: Measurement, notes: Iterable[s
     return record._replace(measured=measured, notes=tuple(sorted({*record.notes, *notes})))
 
 
-def closed_record(
-    record: JobRecord, *, end: float, status: str, earlier: Iterable[JobRecord] = ()
-) -> JobRecord:
+def closed_record(record: JobRecord, *, end: float, status: str) -> JobRecord:
     """The record's end: the exit code ("1:0", as SLURM_JOB_EXIT_CODE2 writes it) and what that suggests."""
     code, _, signal = status.partition(":")
     ended = record._replace(
@@ -72,7 +70,7 @@ def closed_record(
         exit_code=int(code) if code.isdigit() else None,
         signal=int(signal) if signal.isdigit() else None,
     )
-    return ended._replace(hints=hints(ended, earlier))
+    return ended._replace(hints=hints(ended, ()))
 
 
 def with_event(record: JobRecord, event: FaultEvent) -> JobRecord:

@@ -194,8 +194,8 @@ _TEXT = re.compile(r"(?:([0-9]{1,6})x)?([0-9]{1,6})x(.+)")
 MOST_GPUS = 1_000_000
 
 
-def parse_fleet(text: str, *, shard_mib: int = 1024) -> Fleet:
-    """The GPUs that a text names; their memory in whole shards."""
+def parse_fleet(text: str) -> Fleet:
+    """The GPUs that a text names; their memory in shards of a GiB."""
     match = _TEXT.fullmatch(text.strip())
     if match is None or not int(match[2]) or (match[1] is not None and not int(match[1])):
         raise UsageError(f"{text!r} names no GPUs; write 4xa100-40gb, or 16x8xh100 for 16 nodes of 8")
@@ -206,7 +206,7 @@ def parse_fleet(text: str, *, shard_mib: int = 1024) -> Fleet:
     return Fleet(
         nodes=nodes,
         gpus_per_node=per_node,
-        memory_mib=gpu.memory_mib // shard_mib * shard_mib,
+        memory_mib=gpu.memory_mib // 1024 * 1024,
         name=gpu.name,
         max_watts=max_watts(gpu.name),
     )

@@ -43,9 +43,9 @@ def speaks_unicode(stream: Optional[TextIO] = None) -> bool:
     return True
 
 
-def terminal_width(stream: Optional[TextIO] = None) -> Optional[int]:
-    """Columns of the terminal that the stream (default: stdout) is; None for a file or a pipe."""
-    if not (sys.stdout if stream is None else stream).isatty():
+def terminal_width() -> Optional[int]:
+    """Columns of the terminal that stdout is; None for a file or a pipe."""
+    if not sys.stdout.isatty():
         return None
     import shutil
 

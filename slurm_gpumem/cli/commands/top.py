@@ -17,9 +17,8 @@ from slurm_gpumem.config.node import load_node_config
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.report.top.everybody import Everybody
-from slurm_gpumem.report.top.own import OwnJobs
+from slurm_gpumem.report.top.own import OwnJobs, View
 from slurm_gpumem.report.top.screen import Look, as_json, lines
-from slurm_gpumem.report.top.types import View
 from slurm_gpumem.slurm.client import COMMANDS
 from slurm_gpumem.slurm.config_show import show_config
 from slurm_gpumem.terminal.bars import speaks_unicode

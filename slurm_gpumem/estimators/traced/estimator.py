@@ -148,7 +148,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         else:
             warnings = (*warnings, _TRIED)
     if job.gpus > 1:
-        from slurm_gpumem.estimators.allocator.data_parallel import rank_trace
+        from slurm_gpumem.estimators.traced.changes import rank_trace
 
         trace, more = rank_trace(trace, job.gpus)
         assumed = (*assumed, *more)

@@ -21,9 +21,8 @@ from slurm_gpumem.accounting.types import Filters, JobRow
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.html.accuracy import Errors, Scatter, facts, notes, tiles
-from slurm_gpumem.report.html.timeline import MOST_GPUS, timeline
 from slurm_gpumem.report.html.types import Gathered, PageSource
-from slurm_gpumem.report.html.usage import BeforeAfter, Occupancy
+from slurm_gpumem.report.html.usage import MOST_DRAWN, BeforeAfter, Occupancy, timeline
 from slurm_gpumem.terminal.progress import ProgressBar
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import clipped, count
@@ -116,7 +115,7 @@ def _gather(source: PageSource, now: float) -> Gathered:
         change.add(row)
         occupancy.add(row, now)
         recent.append(row)
-    wide = first is not None and (jobs > _MOST_RECENT or occupancy.gpus > MOST_GPUS)
+    wide = first is not None and (jobs > _MOST_RECENT or occupancy.gpus > MOST_DRAWN)
     return Gathered(
         jobs=jobs,
         clusters=tuple(sorted(clusters)),

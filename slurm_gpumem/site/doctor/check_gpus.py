@@ -26,7 +26,6 @@ from slurm_gpumem.slurm.state.nodes import (
     gives_whole_nodes,
 )
 
-_SHOWN = 5
 TYPED_STEPS = (23, 2, 0)
 """Measured on 22.05.8: srun steps of a typed share fail unless the node's shares have a type too."""
 
