@@ -12,6 +12,7 @@ CATALOGUE = _LAB / "catalogue"
 
 # The fits, which are shipped; estimates read them.
 MODELS = _REPOSITORY / "models"
+FITTED = MODELS / "fitted"
 
 # What the fits are made from and judged by stays in the repository.
 DATA = _LAB / "data"

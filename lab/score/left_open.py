@@ -15,7 +15,7 @@ from typing import List, NamedTuple, Optional, Sequence
 
 from lab.command import print_lines
 from lab.score.figures import Answer, figures, quantile
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary

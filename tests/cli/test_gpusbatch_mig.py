@@ -10,7 +10,7 @@ import pytest
 
 from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE

@@ -12,10 +12,10 @@ import pytest
 
 from slurm_gpumem.devcluster import processes, trial
 from slurm_gpumem.devcluster.config import Place
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.sandbox import Configuration, sandboxed
+from slurm_gpumem.devcluster.spec import Layout
 from slurm_gpumem.errors import DevClusterError
-from slurm_gpumem.slurm.conf.conf_file import Where
+from slurm_gpumem.slurm.conf_file import Where
 from tests.support.needs import needs_root
 from tests.support.site_files import SLURM_ROOT
 
@@ -179,7 +179,7 @@ def trial_program(first: str = "") -> str:
         "import os\n"
         "from pathlib import Path\n"
         "from slurm_gpumem.devcluster import sandbox, trial\n"
-        "from slurm_gpumem.slurm.conf.conf_file import Where\n"
+        "from slurm_gpumem.slurm.conf_file import Where\n"
         f"{first}\n"
         f"conf = sandbox.Configuration({conf!r}, Where())\n"
         f"root = {str(SLURM_ROOT or '')!r}\n"

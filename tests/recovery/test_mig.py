@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
-from slurm_gpumem.accounting.index.rows import row_of
+from slurm_gpumem.accounting.rows import row_of
 from slurm_gpumem.accounting.types import INSTANCE
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided

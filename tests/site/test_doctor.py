@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import pytest
 
-from slurm_gpumem.accounting.index.sums import Offset
+from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.schema import SECTIONS

@@ -14,11 +14,10 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
-from slurm_gpumem.devcluster import processes, state
+from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.installation import Installation, SystemSlurm
+from slurm_gpumem.devcluster.installation import Installation, SystemSlurm, TreeSlurm
 from slurm_gpumem.devcluster.spec import default_nodes
-from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.slurm.client import parse_version
 from tests.node.conftest import needs_root
 from tests.support.waiting import until
@@ -219,6 +218,6 @@ def restart_controller(site: WholeSite) -> None:
         cwd=layout.root,
     )
     known.processes[known.processes.index(old)] = new
-    state.save(layout, known)
+    cluster.save(layout, known)
     until(lambda: " UP" in site.cluster.run(["scontrol", "ping"]).stdout)
     until(lambda: "idle" in site.cluster.run(["sinfo", "-h", "-o", "%T"]).stdout)

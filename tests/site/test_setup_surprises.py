@@ -10,10 +10,9 @@ import pytest
 
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.setup.hook_files import hook_files
 from slurm_gpumem.site.setup.setup import SetupOptions, summary_lines
-from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.site.snapshot import Snapshot, with_hidden_nodes
 from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 from tests.support.site_files import GPUS, HEAD, SLURM_ROOT, proposed, snapshot_of, tried
 
