@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.tracing.engine.mask_statistics import mark_whole, may_be_whole
+from slurm_gpumem.tracing.engine.unknown_values import mark_whole, may_be_whole
 from slurm_gpumem.tracing.follow.model_state import DEEPEST
 
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
+from slurm_gpumem.tracing.engine.value_dependent_code import name_of_call, parsed
 from slurm_gpumem.tracing.follow.loops import Loop
-from slurm_gpumem.tracing.follow.loops_of_code import parsed
 from slurm_gpumem.tracing.script import script_values
 
 _LONGEST = 8
@@ -108,9 +108,7 @@ def numbered(loop: Loop, frame: FrameType) -> Dict[str, Counted]:
     """The variable of `for number, batch in enumerate(loader)`, which is still that of the round before."""
     node: Any = loop.node
     calls = [
-        one
-        for one in ast.walk(node.iter)
-        if isinstance(one, ast.Call) and script_values.name_of_call(one) == "enumerate"
+        one for one in ast.walk(node.iter) if isinstance(one, ast.Call) and name_of_call(one) == "enumerate"
     ]
     if not calls or not isinstance(node.target, ast.Tuple) or not isinstance(node.target.elts[0], ast.Name):
         return {}

@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Any, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
-from slurm_gpumem.tracing.follow.loops_of_code import parsed
+from slurm_gpumem.tracing.engine.value_dependent_code import name_of_call, parsed
 from slurm_gpumem.tracing.script import script_values
 
 _UNKNOWN_ROUNDS = 8
@@ -57,7 +57,7 @@ def lines_of_ranges(path: str) -> FrozenSet[int]:
     """Lines on which a range may be made that a loop is over: headers, and bars that get a name first."""
     headers = [loop.node.iter for loop in loops_of(path) if isinstance(loop.node, ast.For)]
     named = (node.value for node in ast.walk(parsed(path)) if isinstance(node, ast.Assign))
-    bars = [one for one in named if isinstance(one, ast.Call) and script_values.name_of_call(one) == "tqdm"]
+    bars = [one for one in named if isinstance(one, ast.Call) and name_of_call(one) == "tqdm"]
     made = [one for one in (*headers, *bars) if _is_over_range(one)]
     return frozenset(line for one in made for line in range(one.lineno, (one.end_lineno or one.lineno) + 1))
 
@@ -67,7 +67,7 @@ def is_open(loop: Loop) -> bool:
     node = loop.node
     if isinstance(node, ast.While):
         return True
-    endless = isinstance(node.iter, ast.Call) and script_values.name_of_call(node.iter) == "count"
+    endless = isinstance(node.iter, ast.Call) and name_of_call(node.iter) == "count"
     leaves = any(isinstance(one, (ast.Break, ast.Return)) for part in node.body for one in ast.walk(part))
     return endless or (leaves and not _is_over_range(node.iter))
 
@@ -83,7 +83,7 @@ def _is_over_range(node: ast.expr) -> bool:
     """Whether rounds are those of a range: not of a sample of one."""
     if not isinstance(node, ast.Call):
         return False
-    name = script_values.name_of_call(node)
+    name = name_of_call(node)
     return name == "range" or (name in ("tqdm", "enumerate", "zip") and any(map(_is_over_range, node.args)))
 
 
@@ -118,7 +118,7 @@ def rounds_of(loop: Loop, frame: FrameType) -> int:
     if isinstance(loop.node, ast.While):
         return _UNKNOWN_ROUNDS
     node: Any = loop.node.iter
-    while isinstance(node, ast.Call) and script_values.name_of_call(node) in _WRAPS and node.args:
+    while isinstance(node, ast.Call) and name_of_call(node) in _WRAPS and node.args:
         node = node.args[0]
     value = script_values.value_of(node, frame)
     return max(1, len(value)) if isinstance(value, script_values.CONTAINERS) else _UNKNOWN_ROUNDS

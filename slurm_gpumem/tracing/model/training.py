@@ -19,7 +19,7 @@ from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 from slurm_gpumem.tracing.engine.assemble import assemble
 from slurm_gpumem.tracing.engine.module_stack import shapes
-from slurm_gpumem.tracing.engine.value_checks import EndlessLoop
+from slurm_gpumem.tracing.engine.value_dependent_code import EndlessLoop
 from slurm_gpumem.tracing.model import labels, losses, optimizers
 from slurm_gpumem.tracing.model.build import Several
 from slurm_gpumem.tracing.model.described import precision_of, torch_version

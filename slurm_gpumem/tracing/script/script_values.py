@@ -9,13 +9,10 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any, Callable, Dict
 
+from slurm_gpumem.tracing.engine.value_dependent_code import name_of_call
+
 PLAIN = (bool, int, float, str, type(None))
 CONTAINERS = (list, tuple, set, frozenset, dict, range)
-
-
-def name_of_call(call: ast.Call) -> str:
-    """What is called, without what it belongs to."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def known_in(frame: FrameType) -> Dict[str, Any]:
