@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_gpumem.tracing.cuda.autocast import Autocast
 from slurm_gpumem.tracing.cuda.kernels import Kernels
+from slurm_gpumem.tracing.cuda.library_workspaces import UNMEASURED
 from slurm_gpumem.tracing.cuda.operators import HANDLERS, MATMULS
-from slurm_gpumem.tracing.cuda.solvers import UNMEASURED
 from slurm_gpumem.tracing.cuda.sparse_products import is_sparse, parts_of, sparse_result
 from slurm_gpumem.tracing.engine.data_dependent_shapes import BY_NAME, SIZED, selected
 from slurm_gpumem.tracing.engine.device_to_host import READS
