@@ -30,7 +30,7 @@ ASKS_WHERE_IT_IS = {
     "tracing/own_code.py": "the package's root, to tell its frames from the user's",
     "tracing/model/load.py": "files of the user's modules",
     "tracing/follow/evaluations.py": "files of the user's modules",
-    "tracing/engine/value_checks.py": "the package's root, to tell its frames from others",
+    "tracing/engine/value_dependent_code.py": "the package's root, to tell its frames from others",
     "tracing/script/run.py": "the package's root and its own programs, for the traced command",
 }
 

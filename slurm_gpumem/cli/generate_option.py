@@ -11,8 +11,7 @@ from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.submission.job.settings import JobSettings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.terminal.progress import StatusLine
-from slurm_gpumem.tracing.follow.generate import Generation, trace_generation
-from slurm_gpumem.tracing.model.request import is_code, one_of, well_known
+from slurm_gpumem.tracing.model.request import Generation, is_code, one_of, trace_generation, well_known
 from slurm_gpumem.tracing.model.spec import BATCH, HUGGING_FACE, parse_arguments, parse_input, parse_target
 from slurm_gpumem.tracing.script.run import Limits
 from slurm_gpumem.units import parse_mib

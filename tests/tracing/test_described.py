@@ -19,7 +19,7 @@ from slurm_gpumem.estimators.training_job import (  # noqa: E402
     training_job,
 )
 from slurm_gpumem.report.estimate import describe_model  # noqa: E402
-from slurm_gpumem.tracing.model.described import torch_version  # noqa: E402
+from slurm_gpumem.tracing.engine.assemble import torch_version  # noqa: E402
 from slurm_gpumem.tracing.model.live import summarize  # noqa: E402
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, Dict, Sequence
 
+from slurm_gpumem.launchers import LAUNCHERS
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.report_folder import Report
 
@@ -17,7 +18,7 @@ from slurm_gpumem.tracing.script.report_folder import Report
 def install(report: Report) -> None:
     """Wait for torch.distributed's launcher."""
 
-    def change(api: Any) -> None:
+    def torchrun(api: Any) -> None:
         api.launch_agent = lambda config, entrypoint, args, *rest, **more: _first_rank(
             report, config, entrypoint, args
         )
@@ -32,9 +33,8 @@ def install(report: Report) -> None:
 
         launch._validate_launch_command = validate
 
-    AfterImport(
-        {"torch.distributed.launcher.api": change, "accelerate.commands.launch": accelerate}
-    ).install()
+    changes = {"torchrun": torchrun, "accelerate": accelerate}
+    AfterImport({one.module: changes[one.name] for one in LAUNCHERS if one.module}).install()
 
 
 class Gpus:

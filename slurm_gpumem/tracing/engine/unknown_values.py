@@ -1,23 +1,32 @@
-"""What is known of tensors whose values are not: the choices of an index, the share of a mask that holds.
+"""What is known of tensors whose values are not: an index's choices, a mask's share, what may be chosen.
 
 A router sends each token to some of its experts. Which ones depends on data, how many rows all experts get
 together does not: of `topk(2)` among 8, a mask of one expert holds for a quarter of the tokens on average.
 Without this every expert would be counted with all tokens.
+
+What a model chooses where masks rule the rest out (the next stop of a tour, a move in a game) is drawn: its
+scores are not known, but the places whose score is minus infinity often are, from data with known values.
+Each of the others is as likely as the next, as for a policy that has learnt nothing. So masks that follow
+from the choice stay known, and loops that go on until nothing is left to choose run about as often as they do
+on a GPU.
 """
 
 from __future__ import annotations
 
 import operator
 from math import copysign, inf
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.engine.recording import Shares
+from slurm_gpumem.tracing.engine.memo import overloads
+from slurm_gpumem.tracing.engine.recording import Drawn, Recording, Shares
 from slurm_gpumem.tracing.engine.values import MADE_UP, give, small, value_of
 
 aten = torch.ops.aten
+Rule = Callable[[Any, Any, Any], None]
+"""Of arguments, keywords and the result."""
 _CHOICES, _SHARE, _UNEVEN = "_gpumem_choices", "_gpumem_share", "_gpumem_uneven"
 _TRUTHS = "_gpumem_truths"
 """Marks whole numbers that were truths: ones and zeros."""
@@ -27,9 +36,10 @@ _EQUAL = "_gpumem_equal"
 """Marks a mask of where two tensors are the same, of which nothing else is known."""
 _CHANCES = "_gpumem_chances"
 """Marks chances, whose sum over the last dimension is one."""
-MOST = 0.2
-"""How far a share is from its mean at most."""
-_GOLDEN = 0.6180339887
+_ALLOWED = "_gpumem_allowed"
+"""Where, of a tensor of scores or probabilities, a choice may fall: truths on the CPU."""
+_RULED_OUT = -1e4
+"""Scores from here on downwards are never chosen; the least ones in half precision are."""
 
 
 def choices_of(tensor: Any) -> Optional[int]:
@@ -52,58 +62,10 @@ def share_of(tensor: Any) -> Optional[float]:
     return getattr(tensor, _SHARE, None)
 
 
-class Uneven:
-    """Shares that differ somewhat, as those of experts do: such blocks fit each other's places badly.
-
-    They come in pairs, one above and one below its share, so that together they are what all of them share.
-    """
-
-    def __init__(self) -> None:
-        self.count = self._kept = 0
-        """Factors that were drawn."""
-
-    def keep(self) -> None:
-        """From here on `again` begins."""
-        self._kept = self.count
-
-    def again(self) -> None:
-        """The same shares as after the last `keep`."""
-        self.count = self._kept
-
-    def factor(self) -> float:
-        """The next one, from 1 - MOST to 1 + MOST."""
-        pair, odd = divmod(self.count, 2)
-        self.count += 1
-        away = MOST * (((pair + 1) * _GOLDEN) % 1)
-        return 1 - away if odd else 1 + away
-
-    def parts(self, total: int, count: int) -> List[int]:
-        """`total` in whole parts."""
-        weights = [self.factor() for _ in range(count)]
-        ends = [round(total * sum(weights[: n + 1]) / sum(weights)) for n in range(count)]
-        return [end - start for start, end in zip([0, *ends], ends)]
-
-
-class _Drawn:
-    """By how much one mask differs from its share: drawn once, the same for what is made from the mask."""
-
-    def __init__(self, factor: Optional[float] = None) -> None:
-        self._factor = factor
-        self._number = -1
-
-    def factor(self, shares: Shares) -> float:
-        if self._factor is None:
-            self._number = shares.count
-            self._factor = shares.factor()
-        elif self._number == shares.count:
-            shares.factor()  # in a block that is computed again: it was drawn here the first time
-        return self._factor
-
-
-def _drawn_of(mask: Any) -> _Drawn:
-    drawn: Optional[_Drawn] = getattr(mask, _UNEVEN, None)
+def _drawn_of(mask: Any) -> Drawn:
+    drawn: Optional[Drawn] = getattr(mask, _UNEVEN, None)
     if drawn is None:
-        drawn = _Drawn()
+        drawn = Drawn()
         setattr(mask, _UNEVEN, drawn)
     return drawn
 
@@ -115,15 +77,18 @@ def rows_of(mask: Tensor, shares: Shares) -> int:
     return min(mask.numel(), round(share * mask.numel() * uneven))
 
 
-def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any, shares: Shares) -> None:
-    """After an operator ran on meta tensors: what its result is known to be."""
+def track(recorder: Recording, func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
+    """After an operator ran on meta tensors: what its result is known to be, or may be chosen from it."""
     rule = _RULES.get(func)
     if rule is not None:
         rule(args, kwargs, result)
     elif func in _SUMS:
-        _sum(args[0], result, shares)
+        _sum(args[0], result, recorder.shares)
     elif func in _MEANS:
         _mean(args[0], result)
+    of_choices = _CHOICES_LEFT.get(func)
+    if of_choices is not None:
+        of_choices(recorder, args, kwargs, result, func)
 
 
 def mark_index(result: Any, choices: int) -> None:
@@ -172,10 +137,6 @@ def _cast(args: Any, kwargs: Any, result: Any) -> None:
         mark_whole(result)
 
 
-def _rounded(args: Any, kwargs: Any, result: Any) -> None:
-    mark_whole(result)
-
-
 def _of_whole(args: Any, kwargs: Any, result: Any) -> None:
     """What has whole numbers where all that it is made of has."""
     given = [one for arg in args for one in (arg if isinstance(arg, (list, tuple)) else (arg,))]
@@ -205,7 +166,7 @@ def _position(args: Any, kwargs: Any, result: Any) -> None:
     mark_index(result, args[0].numel() if dim is None else args[0].shape[dim] if args[0].dim() else 1)
 
 
-def _positions(at: int, default: int) -> Callable[[Any, Any, Any], None]:
+def _positions(at: int, default: int) -> Rule:
     """`topk`, `sort`, `max` along a dimension: values as in the input, and their indices."""
 
     def rule(args: Any, kwargs: Any, result: Any) -> None:
@@ -218,13 +179,10 @@ def _positions(at: int, default: int) -> Callable[[Any, Any, Any], None]:
     return rule
 
 
-def _argsort(args: Any, kwargs: Any, result: Any) -> None:
+def _of_last(args: Any, kwargs: Any, result: Any) -> None:
+    """`argsort`, `multinomial`: indices along the last dimension."""
     if args[0].dim():
         mark_index(result, args[0].shape[-1])
-
-
-def _drawn(args: Any, kwargs: Any, result: Any) -> None:
-    mark_index(result, args[0].shape[-1])
 
 
 def _equal(args: Any, kwargs: Any, result: Any) -> None:
@@ -264,7 +222,7 @@ def _scattered(args: Any, kwargs: Any, result: Any) -> None:
     one_each = index.dim() > 1 and index.shape[dim] == 1
     if (one_each or choices_of(index) is not None) and args[3] == 1 and result.numel():
         _is_mask(result, index.numel() / result.numel())
-        setattr(result, _UNEVEN, _Drawn(1.0))  # as many ones as there are indices, wherever they are
+        setattr(result, _UNEVEN, Drawn(1.0))  # as many ones as there are indices, wherever they are
 
 
 def _any(args: Any, kwargs: Any, result: Any) -> None:
@@ -300,16 +258,18 @@ def _or_more(args: Any, kwargs: Any, result: Any) -> None:
         delattr(result, _EQUAL)
 
 
-def _both(args: Any, kwargs: Any, result: Any) -> None:
-    one, two = share_of(args[0]), share_of(args[1])
-    if one is not None and two is not None:
-        _is_mask(result, one * two)
+def _together(share: Callable[[float, float], float]) -> Rule:
+    """Two masks in one."""
+
+    def rule(args: Any, kwargs: Any, result: Any) -> None:
+        one, two = share_of(args[0]), share_of(args[1])
+        if one is not None and two is not None:
+            _is_mask(result, share(one, two))
+
+    return rule
 
 
-def _either(args: Any, kwargs: Any, result: Any) -> None:
-    one, two = share_of(args[0]), share_of(args[1])
-    if one is not None and two is not None:
-        _is_mask(result, one + two)
+_both = _together(operator.mul)
 
 
 def _not(args: Any, kwargs: Any, result: Any) -> None:
@@ -350,12 +310,7 @@ def _mean(mask: Any, result: Any) -> None:
         give(result, torch.full(result.shape, share, dtype=result.dtype))
 
 
-def _missing(args: Any, kwargs: Any, result: Any) -> None:
-    """`isnan`, `isinf`: training goes well."""
-    _is_mask(result, 0.0)
-
-
-def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any, Any], None]:
+def _compared(compare: Callable[[Any, Any], bool]) -> Rule:
     """Ones among zeros keep their share; a single unknown number is one, as when it is read."""
 
     def rule(args: Any, kwargs: Any, result: Any) -> None:
@@ -373,53 +328,153 @@ def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any, Any], 
 
 
 _VIEWS = (
-    "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
-    "select", "slice", "clone", "detach", "alias", "contiguous", "index", "index_select", "gather",
-    "unbind", "split", "split_with_sizes", "repeat", "flip", "roll", "lift_fresh", "as_strided",
-)  # fmt: skip
+    "view _unsafe_view reshape expand permute transpose t unsqueeze squeeze select slice clone detach alias "
+    "contiguous index index_select gather unbind split split_with_sizes repeat flip roll lift_fresh "
+    "as_strided"
+)
+_WHOLE_NUMBERS = (
+    "round floor ceil trunc sign zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full"
+)
+_ROWS: Tuple[Tuple[Any, ...], ...] = (
+    (_same, _VIEWS),
+    (_cast, "_to_copy"),
+    (_softmax, "_softmax", "default"),
+    (_position, "argmax argmin", "default"),
+    (_positions(2, -1), "topk", "default"),
+    (_positions(1, -1), "sort", "default"),
+    (_positions(2, -1), "sort", "stable"),
+    (_positions(1, 0), "max min", "dim"),
+    (_of_last, "argsort"),
+    (_of_last, "multinomial", "default"),
+    (_equal, "eq", "Scalar", "Tensor"),
+    (_unequal, "ne", "Scalar", "Tensor"),
+    *((_compared(getattr(operator, verb)), verb, "Scalar") for verb in ("lt", "le", "gt", "ge")),
+    (_scattered, "scatter scatter_", "value"),
+    (_any, "any"),
+    (_all, "all"),
+    (_both, "logical_and bitwise_and", "default", "Tensor"),
+    (_product, "mul", "Tensor"),
+    (_of_whole, "add sub rsub neg abs maximum minimum clamp clamp_min clamp_max cat stack"),
+    (_of_whole, "where", "self", "Scalar", "ScalarSelf", "ScalarOther"),
+    (lambda args, kwargs, result: mark_whole(result), _WHOLE_NUMBERS),
+    (_together(operator.add), "logical_or bitwise_or", "default", "Tensor"),
+    (_or_more, "logical_or_ bitwise_or_ __ior__"),
+    (_not, "logical_not bitwise_not", "default"),
+    (lambda args, kwargs, result: _is_mask(result, 0.0), "isnan isinf", "default"),  # training goes well
+)
+"""A rule, the operators that it is for, and which of their overloads; without any, all."""
+_RULES: Dict[Any, Rule] = {
+    one: rule for rule, names, *only in _ROWS for one in overloads(*names.split(), only=only)
+}
+_SUMS = {*overloads("sum", "count_nonzero", only=["default", "dim_IntList"])}
+_MEANS = {aten.mean.default, aten.mean.dim}
 
 
-def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
-    found: Dict[Any, Callable[[Any, Any, Any], None]] = {}
+# -- What masks leave to choose: (recorder, arguments, keywords, result, operator) ---------------------
 
-    def put(names: str, rule: Callable[[Any, Any, Any], None], *overloads: str) -> None:
-        for name in names.split():
-            packet = getattr(aten, name, None)
-            for one in overloads or (packet.overloads() if packet is not None else ()):
-                if "out" not in one and hasattr(packet, one):
-                    found[getattr(packet, one)] = rule
 
-    put(" ".join(_VIEWS), _same)
-    put("_to_copy", _cast)
-    put("_softmax", _softmax, "default")
-    put("argmax argmin", _position, "default")
-    put("topk", _positions(2, -1), "default")
-    put("sort", _positions(1, -1), "default")
-    put("sort", _positions(2, -1), "stable")
-    put("max min", _positions(1, 0), "dim")
-    put("argsort", _argsort)
-    put("multinomial", _drawn, "default")
-    put("eq", _equal, "Scalar", "Tensor")
-    put("ne", _unequal, "Scalar", "Tensor")
-    for verb in ("lt", "le", "gt", "ge"):
-        put(verb, _compared(getattr(operator, verb)), "Scalar")
-    put("scatter scatter_", _scattered, "value")
-    put("any", _any)
-    put("all", _all)
-    put("logical_and bitwise_and", _both, "default", "Tensor")
-    put("mul", _product, "Tensor")
-    put("add sub rsub neg abs maximum minimum clamp clamp_min clamp_max cat stack", _of_whole)
-    put("where", _of_whole, "self", "Scalar", "ScalarSelf", "ScalarOther")
-    put("round floor ceil trunc sign zeros ones full zeros_like ones_like full_like new_zeros new_ones "
-        "new_full", _rounded)  # fmt: skip
-    put("logical_or bitwise_or", _either, "default", "Tensor")
-    put("logical_or_ bitwise_or_ __ior__", _or_more)
-    put("logical_not bitwise_not", _not, "default")
-    put("isnan isinf", _missing, "default")
+def _allowed(tensor: Any) -> Optional[Tensor]:
+    found: Optional[Tensor] = getattr(tensor, _ALLOWED, None)
     return found
 
 
-_RULES = _rules()
-_SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default,
-         aten.count_nonzero.dim_IntList}  # fmt: skip
-_MEANS = {aten.mean.default, aten.mean.dim}
+def _leave(result: Tensor, allowed: Optional[Tensor]) -> None:
+    if allowed is not None and small(allowed):
+        setattr(result, _ALLOWED, allowed)
+
+
+def _scores(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+    """Scores and a mask of zeros and minus infinities."""
+    if not result.dim() or not result.is_floating_point() or value_of(result) is not None:
+        return
+    found: Optional[Tensor] = None
+    for one in args[:2]:
+        allowed = _allowed(one) if _allowed(one) is not None else _open_in(one)
+        if allowed is not None:
+            allowed = allowed.expand(result.shape)
+            found = allowed if found is None else found & allowed
+    _leave(result, found)
+
+
+def _open_in(mask: Any) -> Optional[Tensor]:
+    known = value_of(mask) if isinstance(mask, Tensor) and mask.dim() else None
+    if known is None or known.layout != torch.strided or not known.is_floating_point() or not small(known):
+        return None
+    opened = known == 0
+    return opened if bool((opened | (known <= _RULED_OUT)).all()) else None
+
+
+def _filled(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+    """`scores.masked_fill(mask, -inf)`."""
+    data, mask, number = args
+    closed = value_of(mask) if mask.device.type == "meta" else mask
+    number = value_of(number) if isinstance(number, Tensor) and number.device.type == "meta" else number
+    if closed is None or number is None or not data.is_floating_point() or not number <= _RULED_OUT:
+        return
+    before, opened = _allowed(data), closed.logical_not().expand(result.shape)
+    _leave(result, opened if before is None else opened & before)
+
+
+def _in_order(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+    """What changes no order: softmax, temperatures, sums to one."""
+    allowed = _allowed(args[0])
+    if allowed is not None and allowed.shape == result.shape:
+        setattr(result, _ALLOWED, allowed)
+
+
+def _view(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+    allowed = _allowed(args[0])
+    if allowed is not None:
+        _leave(result, allowed.reshape(args[1]) if func in _RESHAPED else func(allowed, *args[1:], **kwargs))
+
+
+def _draw(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+    """`multinomial`: one of the places that are left, or several that may be the same."""
+    again = bool(args[2] if len(args) > 2 else kwargs.get("replacement", False))
+    if again or result.shape[-1] == 1:
+        _choose(recorder, args[0], result)
+
+
+def _best(recorder: Recording, args: Any, kwargs: Any, result: Any, func: Any) -> None:
+    """`argmax` and `max` along the last dimension."""
+    data = args[0]
+    dim = _dim(args, kwargs, 1, None)
+    if _allowed(data) is None or dim is None or dim % data.dim() != data.dim() - 1:
+        return
+    _choose(recorder, data, result if isinstance(result, Tensor) else result[1])
+
+
+def _choose(recorder: Recording, data: Tensor, index: Tensor) -> None:
+    """Give the index a value in each row."""
+    allowed = _allowed(data)
+    if allowed is None or value_of(data) is not None or index.device.type != "meta":
+        return
+    rows = allowed.reshape(-1, allowed.shape[-1])
+    order = rows.cumsum(1)
+    count = order[:, -1:]
+    if not rows.numel() or not bool(count.all()):
+        return
+    each = index.numel() // rows.shape[0]
+    rank = (torch.rand(rows.shape[0], each, generator=recorder.chance) * count).long() + 1
+    give(index, torch.searchsorted(order, rank).view(index.shape))
+    recorder.warn_once(
+        "drawn choices",
+        "the model chooses among what a mask leaves, by scores that a trace does not have: choices were "
+        "drawn. Where they decide how often a loop runs, a run may need more or less; let one run be "
+        "measured: gpusbatch without --trace",
+    )
+
+
+_RESHAPED = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+_CHOICES_LEFT: Dict[Any, Callable[[Any, Any, Any, Any, Any], None]] = {
+    aten.add.Tensor: _scores,
+    **dict.fromkeys(overloads("masked_fill", "masked_fill_"), _filled),
+    aten.multinomial.default: _draw,
+    aten.argmax.default: _best,
+    aten.max.dim: _best,
+    **dict.fromkeys((*overloads("_softmax", "_log_softmax", "exp", "clone", "_to_copy", only=["default"]),
+                     *overloads("div", "sub", "mul", only=["Tensor"])), _in_order),
+    **dict.fromkeys((*_RESHAPED, aten.detach.default, aten.alias.default, aten.squeeze.dim,
+                     aten.squeeze.default, aten.unsqueeze.default, aten.select.int, aten.slice.Tensor,
+                     aten.expand.default), _view),
+}  # fmt: skip
