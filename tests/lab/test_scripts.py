@@ -31,7 +31,7 @@ def test_every_script_of_every_list_has_a_commit_and_recipes_that_are_programs()
             names.append(script.name)
             for program in script.data.values():
                 compile(program, script.name, "exec")
-            ours = script.repository == "finetune" or script.repository.replace("/", "+") in OWN
+            ours = script.repository.replace("/", "+") in OWN
             assert ours or len(script.commit) == 40, script.name
     assert len(names) == len(set(names))
 
