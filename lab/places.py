@@ -19,7 +19,6 @@ GROUND_TRUTH = DATA / "ground-truth"
 HANDWRITTEN = DATA / "handwritten"
 BLIND_CHECKS = (DATA / "blind-check", *(DATA / f"blind-check-{number}" for number in (2, 3, 4)))
 OPERATORS = GROUND_TRUTH / "operators.jsonl.xz"
-CONVOLUTIONS = GROUND_TRUTH / "convolutions.jsonl.xz"
 NARROW = GROUND_TRUTH / "narrow.jsonl.xz"
 NARROW_CHECK = GROUND_TRUTH / "narrow-check.jsonl.xz"
 SETS = DATA / "utilization"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import pytest
 from lab.places import SCRIPT_ROWS
 from lab.rows import open_text
 from lab.scripts import measure, run, score, strata
-from lab.scripts.lists import HERE, LISTS, Prepared, load_list
+from lab.scripts.lists import LISTS, Prepared, load_list
 from slurm_gpumem.errors import UsageError
 
 OWN = set()
@@ -155,16 +154,6 @@ def test_a_list_that_is_not_there_is_told_by_name(capsys: pytest.CaptureFixture[
 def _rows(name: str) -> List[Dict[str, Any]]:
     with open_text(SCRIPT_ROWS / f"{name}.jsonl.xz") as file:
         return [json.loads(line) for line in file]
-
-
-@pytest.fixture
-def lists() -> Any:
-    spec = importlib.util.spec_from_file_location("list_datasets", HERE / "injected" / "list_datasets.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:
