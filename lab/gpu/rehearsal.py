@@ -13,12 +13,7 @@ DIR/solo.jsonl and DIR/default.jsonl get rows as they come. `--rehearse` plays i
 
 from __future__ import annotations
 
-import argparse
-import os
-import shlex
-import shutil
 import sys
-import tempfile
 import time
 from math import ceil
 from pathlib import Path
@@ -30,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
 import rehearsal_jobs
-from life_machine import Machine
+from life_machine import Machine, machine_of, options
 from rehearsal_jobs import CONTEXT_GIB, Gauge, Planned, Rows, marks_of, read_rows, submit
 
 from lab.score.short_queue import MEMORY_GIB, QUEUE
@@ -257,42 +252,21 @@ def lines(found: Figures) -> List[str]:
 
 def main() -> int:
     """The whole rehearsal, or its figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser = options(__doc__, "grehearsal")
     parser.add_argument("--figures", action="store_true", help="print what the rows in --out say")
     parser.add_argument("--max-slowdown", type=float, default=3.5)
     parser.add_argument("--scale", type=float, default=1.0, help="times the seconds that each job trains")
     parser.add_argument("--jobs", type=int, default=len(QUEUE), help="only the first ones of the queue")
     parser.add_argument("--limit", type=float, default=330.0, help="seconds for the queue")
-    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
-    parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
-    parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
-    parser.add_argument("--mps-control", default="/usr/bin/nvidia-cuda-mps-control")
     parser.add_argument("--open", action="store_true", help="users can load torch: not tried again")
-    parser.add_argument("--rehearse", action="store_true", help="on a dev cluster, with sleeping jobs")
     args = parser.parse_args()
     if args.figures:
         print("\n".join(lines(figures(args.out))))
         return 0
-    if os.geteuid() != 0:
-        parser.error("run it as root: Slurm's daemons and three users' jobs need that")
     args.out.mkdir(parents=True, exist_ok=True)
-    slurm, ledger = args.state / "slurm", None
-    if args.rehearse:
-        here = Path(__file__).resolve().parents[2] / "tests" / "gpu"
-        shutil.rmtree(args.state, ignore_errors=True)
-        ledger = slurm / "ledger"
-        args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
-        args.down = f"{sys.executable} {here}/rehearsal_cluster.py down {{slurm}}"
-        (args.state / "bin").mkdir(parents=True)
-        stub = here.parent / "node" / "bin" / "nvidia-cuda-mps-control"
-        args.mps_control = shutil.copy(stub, args.state / "bin")
-    else:
+    machine, down = machine_of(args)
+    if not args.rehearse:
         import torch  # noqa: F401 - once, before the forks
-    words = lambda text: [word.format(slurm=slurm) for word in shlex.split(text)]  # noqa: E731
-    machine = Machine(args.state, args.out.resolve(), words(args.up), ledger, args.mps_control)
     solo_file = args.out / "solo.jsonl"
     gauge = rehearsal_jobs.no_gauge() if args.rehearse else Gauge(None, machine.node)
     rehearsal_jobs.solo(Rows(solo_file), gauge, args.rehearse, window=2.0)
@@ -310,7 +284,7 @@ def main() -> int:
         machine.start({"mps": "shared", "activity_every_s": 1, "idle_exit_s": 6}, more)
         rows = Rows(args.out / f"{MODE}.jsonl")
         rows.say(opened=opened, scale=args.scale, max_slowdown=args.max_slowdown, conf=conf)
-        gauge = Gauge(ledger, machine.node)
+        gauge = Gauge(machine.ledger, machine.node)
         alone(machine, rows, gauge, solo)
         queue(machine, rows, gauge, planned(solo, args.max_slowdown, args.scale, args.jobs), args.limit)
         rehearsal_jobs.report(machine, rows)
@@ -318,7 +292,7 @@ def main() -> int:
         log = machine.state / "recovery.log"
         rows.say(recovery_log=log.read_text()[-1500:] if log.exists() else "")
     finally:
-        machine.stop(words(args.down))
+        machine.stop(down)
     print("\n".join(lines(figures(args.out))))
     return 0
 
