@@ -403,15 +403,9 @@ def test_a_heterogeneous_script_goes_to_sbatch_word_for_word(desk: Any) -> None:
 
 
 HOSTILE = [
-    "two words",
-    "it's",
-    'say "hi"',
-    "$(touch pwned)",
-    "`touch pwned`",
-    "a;touch pwned",
-    "new\nline",
+    "two words", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "a;touch pwned", "new\nline",
     "-dash",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)
