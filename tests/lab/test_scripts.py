@@ -102,16 +102,6 @@ def test_a_list_brings_its_own_recipes(tmp_path: Path) -> None:
     assert (tmp_path / "m" / "MNIST" / "raw" / "train-images-idx3-ubyte").stat().st_size == 16 + 1280 * 784
 
 
-def test_no_script_is_started_when_the_time_is_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    listed = _listed(tmp_path, ["late"])
-    out = tmp_path / "rows.jsonl"
-    out.write_text("")
-    assert _main(tmp_path, out, str(listed), "--limit-seconds", "-1") == []
-    assert "late" in capsys.readouterr().out
-
-
 def test_a_measured_run_says_when_it_took_its_first_optimizer_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,11 +134,6 @@ def test_without_a_list_every_list_has_one_line(
     heads, line = capsys.readouterr().out.splitlines()
     assert heads.split()[:2] == ["list", "scripts"]
     assert line.split()[:3] == ["fourth-blind", "16", "3"]
-
-
-def test_a_list_that_is_not_there_is_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert score.main(["seventieth"]) == 2
-    assert "seventieth" in capsys.readouterr().err
 
 
 def _rows(name: str) -> List[Dict[str, Any]]:
