@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
@@ -66,16 +66,6 @@ def test_on_an_mps_cluster_the_same_memory_is_a_share_of_its_units(make_cluster:
     assert "asking for 12 GiB (30 of 100 mps units on an a100)" in done.stderr
     assert wait_for_job(desk.cluster, job)["JobState"] == "COMPLETED"
     assert (desk.folder / "seen").read_text() == "0 30\n"
-
-
-def test_a_partition_without_shards_says_so_and_gives_a_whole_gpu(make_cluster: Any, desk_at: Any) -> None:
-    desk = desk_at(make_cluster(nodes=default_nodes(1), gres="mps"))
-    shards: Dict[str, str] = {"GPUMEM_SHARING_GRES": "shard"}
-    asked = desk.call("--parsable", "-H", "job.sh", "--gpu-mem", "12G", "--gres=gpu:a100:1", env=shards)
-    assert "partition gpu has no shards" in asked.stderr
-    assert desk.gres(asked.stdout.strip()) == "gpu:a100:1"
-    unasked = desk.call("--parsable", "-H", "job.sh", "--gpu-mem", "12G", env=shards)
-    assert desk.gres(unasked.stdout.strip()) == "gpu:1"
 
 
 def test_a_partition_without_gpus_names_those_that_have_some(make_cluster: Any, desk_at: Any) -> None:

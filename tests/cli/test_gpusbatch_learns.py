@@ -69,15 +69,6 @@ def test_a_site_may_share_first_runs_by_a_size_of_its_own(desk: Any) -> None:
     assert _record(done.stdout).fingerprint.startswith("s")
 
 
-@pytest.mark.parametrize(
-    "head", ["", "#SBATCH --gres=gpu:2", "#SBATCH --gres=gpu:1 --exclusive", "#SBATCH -N 2"]
-)
-def test_a_job_that_could_not_share_a_gpu_goes_as_with_sbatch(desk: Any, head: str) -> None:
-    desk.script("job.sh", "python train.py", head)
-    done = desk.call("--dry-run", "job.sh")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "sbatch job.sh\n")
-
-
 def test_without_slurm_the_job_goes_to_sbatch_anyway(bare_desk: Any) -> None:
     bare_desk.script("job.sh", "python train.py", HEAD)
     done = bare_desk.call("--dry-run", "job.sh", env={"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere"})

@@ -219,29 +219,6 @@ def test_a_gpu_in_the_environment_becomes_shards(desk: Any) -> None:
     assert desk.shown(job)["CPUs/Task"] == "2"
 
 
-@pytest.mark.parametrize(
-    ("given", "gres", "why"),
-    [
-        (["--gres=gpu:2"], "gpu:2", "it asks for 2 GPUs (--gres)"),
-        (["--exclusive", "--gres=gpu:1"], "gpu:1", "--exclusive takes whole nodes"),
-        (["-N2", "--gpus-per-node=2"], "gpu:2", "it asks for 2 GPUs on each of 2 nodes (--gpus-per-node)"),
-        (["--gres=shard:a100:7"], "shard:a100:7", "its own --gres=shard:a100:7 stays"),
-        (["--exclusive"], "gpu:1", "--exclusive takes whole nodes"),
-    ],
-)
-def test_a_job_that_cannot_share_keeps_its_gpus_and_hears_why(
-    desk: Any, given: Any, gres: str, why: str
-) -> None:
-    done = desk.call("--parsable", "-H", *given, "job.sh", "--gpu-mem", "10G")
-    desk.jobs.append(done.stdout.strip())
-    assert done.returncode == 0, done.stderr
-    assert desk.gres(done.stdout.strip()) == gres
-    assert why in done.stderr
-    record = parse_record(desk.comment(done.stdout.strip()))
-    assert record is not None
-    assert record.shards == 0
-
-
 def test_exclusive_gpu_leaves_room_for_nobody(desk: Any) -> None:
     job = desk.submit("-H", "job.sh", *MODEL, "--batch-size", "8", "--exclusive-gpu")
     version = desk.cluster.run(["sinfo", "--version"]).stdout.split()[1].split(".")
@@ -307,16 +284,6 @@ def test_explain_shows_the_parts_on_stderr(desk: Any) -> None:
     )
     assert ascii_only.stderr.isascii()
     assert "activations" in ascii_only.stderr
-
-
-def test_a_site_that_observes_gets_the_record_and_nothing_else(desk: Any) -> None:
-    job = desk.submit(
-        "-H", "--gres=gpu:1", "--mem=1G", "job.sh", "--gpu-mem", "10G", env={"GPUMEM_SHARING_MODE": "observe"}
-    )
-    assert desk.gres(job) == "gpu:1"
-    record = parse_record(desk.comment(job))
-    assert record is not None
-    assert (record.request_mib, record.shards) == (10240, 0)
 
 
 def test_a_script_on_standard_input_is_read_once_and_submitted(desk: Any) -> None:

@@ -393,13 +393,6 @@ def test_one_process_that_asks_for_several_gpus_is_submitted_as_it_is_and_the_id
     assert desk.shown(done.stdout.split()[-1])["TresPerNode"].endswith("gpu:2")
 
 
-def test_a_job_on_whole_nodes_is_not_traced_and_says_so(desk: TraceDesk) -> None:
-    desk.job("$PYTHON train.py", head="#!/bin/bash\n#SBATCH --gres=gpu:1 --exclusive")
-    done = desk.call("--trace", "--hold", "job.sh")
-    assert done.returncode == 0, done.stderr
-    assert "not traced: --exclusive takes whole nodes, so it keeps its GPUs" in done.stderr
-
-
 def test_options_that_contradict_each_other_are_refused(desk: TraceDesk) -> None:
     desk.job("true")
     done = desk.call("--trace", "--gpu-mem", "12G", "job.sh")
@@ -417,21 +410,6 @@ def test_root_may_not_trace(cluster: Cluster, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "refused for root" in done.stderr
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_site_may_trace_every_job_that_asks_for_one_gpu(desk: TraceDesk) -> None:
-    site = Path(desk.cluster.env["GPUMEM_SITE_CONFIG"])
-    text = site.read_text() if site.exists() else ""
-    config = desk.write("gpumem.toml", text + "\n[trace]\ndefault = true\n")
-    env = {"GPUMEM_SITE_CONFIG": str(config)}
-    desk.job("$PYTHON train.py")
-    done = desk.call("--dry-run", "job.sh", env=env)
-    assert "traced in" in done.stderr, done.stderr
-    without = desk.call("--dry-run", "--no-trace", "job.sh", env=env)
-    assert (without.returncode, "traced in" in without.stderr) == (0, False)
-    desk.job("true", head="#!/bin/bash")
-    plain = desk.call("--dry-run", "job.sh", env=env)
-    assert (plain.returncode, plain.stderr) == (0, "")
 
 
 def _site(desk: TraceDesk, text: str) -> Dict[str, str]:
