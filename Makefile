@@ -15,7 +15,7 @@
 # make bench-trace   time to the first step, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
 # make bench-estimate  CPU time of one estimate from a text or a trace, in the process that makes it
 # make bench-simulate   time and memory of the simulator on large clusters
-# make bench-everyday   what people wait for: submitting, reports, memory lines, a trace that is there already
+# make bench-everyday   what people wait for: submitting, reports, a trace that is there already
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make bench-hooks   cost of Prolog, Epilog and the task hooks in a burst of 300 jobs (minutes, as root)
 # make docs    the documentation site, in build/site/VERSION beside earlier versions; needs no network to be read

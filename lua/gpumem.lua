@@ -18,10 +18,8 @@ local function load(name, ...)
 end
 
 local read = load("gpumem_read.lua")
--- Without this file everything except memory lines works: an incomplete upgrade must not stop the rest.
-local have_lines, lines = pcall(load, "gpumem_line.lua")
 local requests = load("gpumem_request.lua", read)
-local hardware = load("gpumem_gpus.lua", have_lines and lines or nil)
+local hardware = load("gpumem_gpus.lua")
 
 local MAX_SCRIPT_BYTES, MAX_COMMENT_BYTES = 65536, 1024
 local RECORD = "gpumem/1:"
@@ -32,9 +30,8 @@ local clean, given = read.clean, read.given
 
 -- Deciding -----------------------------------------------------------------------------------
 
--- MiB of GPU memory that the job asks to share, or the memory line that gives them; nil if it does not
--- ask, and the error if its request is wrong.
-local function wish(job, site, record, directives, request)
+-- MiB of GPU memory that the job asks to share; nil if it does not ask, and the error if its request is wrong.
+local function wish(site, record, directives, request)
   if record then
     local mib = match(record.req or "", "^%d+$") and #record.req <= 9 and tonumber(record.req) or 0
     local shares = match(record.shards or "", "^%d+$") and tonumber(record.shards)
@@ -47,12 +44,6 @@ local function wish(job, site, record, directives, request)
     local bare = #text <= 12 and match(text, "^[0-9.]+$") and tonumber(text)
     local hint = bare and bare > 0 and " has no unit; did you mean " .. text .. (bare >= 512 and "M?" or "G?")
     return mib, not mib and clean("#GPUMEM mem=" .. text .. (hint or " is not a size like 12G"))
-  elseif directives and directives["memory-line"] then
-    if not have_lines then
-      return nil, "gpumem_line.lua is missing or broken, so its memory-line is ignored"
-    end
-    local line, why = lines.wish(job, directives)
-    return line, why and clean(why)
   end
   return nil
 end
@@ -66,9 +57,9 @@ local function hint(site, record, directives, request, gpus)
   local shared, largest = request.shared, 0
   if record then
     return nil
-  elseif directives and directives.model then
-    return { message = "gpumem: job not changed: sbatch cannot estimate " .. clean(sub(directives.model, 1, 80))
-      .. "; run gpumem estimate --directive --write SCRIPT and submit it again, or submit it with gpusbatch" }
+  elseif directives and directives.model and not directives["memory-line"] then
+    return { message = "gpumem: job not changed: sbatch estimates nothing here (no cli_filter), so #GPUMEM model="
+      .. clean(sub(directives.model, 1, 80)) .. " has no effect; submit it with gpusbatch, or write #GPUMEM mem=12G" }
   elseif directives and directives.trace and lower(directives.trace) ~= "no" then
     return { message = "gpumem: sbatch traces nothing, so #GPUMEM trace has no effect;"
       .. " submit this script with gpusbatch" }
@@ -129,8 +120,7 @@ local function share(job, site, asked, mib, gpus)
     -- --no-requeue (0) overrides the script; a site's JobRequeue=0 is not visible here.
     local wanted = asked.directives["on-oom"] == "requeue" and job.requeue ~= 0
     local oom = wanted and ",oom=requeue" or ""
-    add("comment", RECORD .. (asked.line and lines.record(asked.line, gpu) or format("req=%d,by=mem", mib))
-      .. format(",shards=%d%s", count, oom))
+    add("comment", RECORD .. format("req=%d,by=mem,shards=%d%s", mib, count, oom))
   end
   if request.whole and asked.script then
     plan.environment = { SLURM_GPUS_PER_NODE = "", SLURM_GPUS = "", SLURM_GPUS_PER_TASK = "" }
@@ -143,8 +133,7 @@ local function share(job, site, asked, mib, gpus)
   plan.message = format("gpumem: %s became --gres=%s (%s %d%s)%s%s",
     came and was or "no GPU option", word, asked.instance and "a MIG instance of" or "one GPU has",
     asked.instance and gpu.memory_mib or gpu.shares, asked.instance and " MiB" or "",
-    (asked.line and lines.told(asked.line) or "")
-      .. (count > by_memory and format("; how busy it keeps a GPU is not known (memory alone: %d)", by_memory) or ""),
+    count > by_memory and format("; how busy it keeps a GPU is not known (memory alone: %d)", by_memory) or "",
     needed > count and format("; it needs %d and may run out of GPU memory", needed) or "")
   return plan
 end
@@ -161,7 +150,7 @@ function M.plan(job, partitions, site)
   end
   local request = requests.sort(asked.items, site)
   asked.request = request
-  local mib, wrong = wish(job, site, asked.record, asked.directives, request)
+  local mib, wrong = wish(site, asked.record, asked.directives, request)
   if wrong then
     return left(wrong)
   elseif not mib and not request.shared and not asked.directives then
@@ -173,13 +162,10 @@ function M.plan(job, partitions, site)
   end
   local reason = requests.reason_to_leave(job, request, asked.script, asked.directives)
   local instances = false
-  if not reason and type(mib) == "table" and requests.nodes(job) > 1 then
-    reason = "its memory line is of one process, and it runs on several nodes; mem= would share"
-  end
   if not reason and not request.kind and not request.shared and not asked.record then
     local granted = math.huge
     if gpus[1] then
-      local gpu, count, needed = hardware.measure(site, gpus, hardware.needed_on(mib, gpus))
+      local gpu, count, needed = hardware.measure(site, gpus, mib)
       granted = needed > count and granted or count * gpu.memory_mib / gpu.shares
     end
     asked.instance, instances = hardware.smallest_instance(names, site, mib, granted)
@@ -192,8 +178,6 @@ function M.plan(job, partitions, site)
   end
   if reason then
     return left(reason)
-  elseif type(mib) == "table" then
-    asked.line, mib = mib, lines.request(mib, asked.instance and { asked.instance } or gpus)
   end
   return share(job, site, asked, mib, gpus)
 end
@@ -245,7 +229,12 @@ function M.job_submit(job, partitions)
     if number and site.mode ~= "observe" then
       slurm.log_user("%s", format("gpumem: line %d of the script is ignored; write it like this: %s", number, clean(line)))
     end
-    local slot = (read.find_directives(head) or {}).slot
+    local directives = read.find_directives(head) or {}
+    if directives["memory-line"] and site.mode ~= "observe" then
+      slurm.log_user("%s", "gpumem: #GPUMEM memory-line= is ignored; write #GPUMEM model=summary.txt (with gpusbatch)"
+        .. " or #GPUMEM mem=12G instead")
+    end
+    local slot = directives.slot
     if slot and lower(slot) ~= "off" and site.mode ~= "observe" then
       slurm.log_user("%s", clean("gpumem: sbatch gives no time slots, so #GPUMEM slot=" .. sub(slot, 1, 40)
         .. " has no effect; submit this script with gpusbatch"))

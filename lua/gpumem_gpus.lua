@@ -1,9 +1,6 @@
 -- gpumem_gpus.lua: the site's GPUs: which of them a job can reach, how many shares of one hold its memory, which MIG
 -- instance does; and the site's table, checked when it is read. Loaded by gpumem.lua, whose rules apply here too.
 
--- `lines`: gpumem_line.lua, if it is there.
-local lines = ...
-
 local M = { schema = 1 }
 
 local MAX_NAMES_BYTES, MAX_TOML_BYTES = 1024, 262144
@@ -41,11 +38,6 @@ function M.reachable(job, partitions, site, kind)
   return found, known, names == "" and "(none)" or names
 end
 
--- MiB that a job needs on one of these GPUs: given, or computed from its memory line.
-function M.needed_on(mib, gpus)
-  return type(mib) == "table" and lines.request(mib, gpus) or mib
-end
-
 -- The smallest MIG instance of the job's partitions that holds `mib`, if one is smaller than `granted` MiB; and
 -- whether there are instances at all.
 function M.smallest_instance(names, site, mib, granted)
@@ -55,7 +47,7 @@ function M.smallest_instance(names, site, mib, granted)
     for _, instance in ipairs(site.instances[sub(names, at, stop - 1)] or site.instances["*"] or {}) do
       seen = true
       local smaller = instance.memory_mib < (best and best.memory_mib or granted)
-      if smaller and instance.memory_mib >= M.needed_on(mib, { instance }) then
+      if smaller and instance.memory_mib >= mib then
         best = instance
       end
     end

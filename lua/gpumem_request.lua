@@ -27,13 +27,13 @@ function M.as_option(item)
 end
 
 -- How many nodes the job asks for, at least.
-function M.nodes(job)
+local function nodes_of(job)
   return given(job.min_nodes, NO_VAL) and math.max(1, job.min_nodes) or 1
 end
 
 -- Why a job on several nodes, or perhaps on several, cannot have a share of one GPU on each; or nil.
 local function several_nodes(job, request)
-  local nodes, tasks = M.nodes(job), given(job.num_tasks, NO_VAL) and job.num_tasks or 1
+  local nodes, tasks = nodes_of(job), given(job.num_tasks, NO_VAL) and job.num_tasks or 1
   if nodes == 1 then
     return tasks > 1 and job.max_nodes ~= 1 and "it may run on several nodes" or nil
   elseif tasks > nodes or (given(job.ntasks_per_node, NO_VAL16) and job.ntasks_per_node > 1) then
@@ -130,7 +130,7 @@ end
 
 -- CPUs and host memory in proportion, if the job asked for none and the site's table has the figures.
 function M.host_share(job, site, gpu, count)
-  local numbers, nodes = {}, M.nodes(job)
+  local numbers, nodes = {}, nodes_of(job)
   -- On several nodes the number of tasks is that of the nodes and says nothing about CPUs.
   local named = given(job.num_tasks, NO_VAL) and nodes == 1
   local asked_memory = job.min_mem_per_node or job.min_mem_per_cpu

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.dirname(os.path.realpath(__file__))
 FOLDERS = ("~/.local/share/gpumem", "/usr/local/share/gpumem", "/usr/share/gpumem")
 """Where optional files that are too large for the package may lie."""
-LUA_FILES = ("gpumem.lua", "gpumem_gpus.lua", "gpumem_line.lua", "gpumem_read.lua", "gpumem_request.lua")
+LUA_FILES = ("gpumem.lua", "gpumem_gpus.lua", "gpumem_read.lua", "gpumem_request.lua")
 """What a site's job_submit.lua loads, apart from the site's own table."""
 
 

@@ -25,7 +25,6 @@ from slurm_gpumem.config.recovery import load_recovery_config
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.gpu_types.environment import read_environment
 from slurm_gpumem.estimators.gpu_types.gpus import gpu_table
-from slurm_gpumem.estimators.memory_line import Knot, MemoryLine, parse_line
 from slurm_gpumem.formats import live, notes, own_live, remembered, slot_state, task_file
 from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.formats.curve import parse_curve
@@ -145,11 +144,6 @@ REMEMBERED = table(
     cpus={"0123456789abcdef 64 adam fp32 ": {"a100": [[1.5, 4]]}}, savers=["0123456789abcdef"],
 )  # fmt: skip
 SMI = "0, NVIDIA A100-SXM4-40GB, 40960, Disabled\n1, NVIDIA A100-SXM4-40GB, 40960, [N/A]\n"
-LINE = MemoryLine(
-    "0123456789abcdef", "corrected", "adam.fp32", "both", 100, 108, 64,
-    (Knot(64, 9000, 9900), Knot(128, 17000, 18900)), (), (5, 6),
-)  # fmt: skip
-
 JOBSTATS = "JS1:" + base64.b64encode(b'{"nodes":{"n1":{"gpu_utilization":{"0":50.0}}}}').decode()
 
 READERS: Dict[str, Reader] = {
@@ -218,7 +212,6 @@ READERS: Dict[str, Reader] = {
         next(iter(sorted((ROOT / "models" / "environments").glob("*.toml")))).read_text(),
     )),
     "ladder": Reader(lambda text, _: parse_ladder(text.split()), ("+25% need+25% whole-gpu",)),
-    "memory line": Reader(lambda text, _: parse_line(text), (LINE.text(),)),
     "sizes and times": Reader(
         lambda text, _: [_try(read, text) for read in (parse_mib, parse_seconds)], ("12G", "1.5GiB", "90m")
     ),

@@ -88,10 +88,9 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --json                one JSON object on standard output
 
 The same can stand in job.sh as lines like: #GPUMEM model=summary.txt batch-size=128
-(mem=12G for --gpu-mem; gpumem estimate --directive prints one that needs no model file),
-in variables like GPUMEM_BATCH_SIZE, and as defaults in the [job] table of
-~/.config/gpumem.toml. Without any of them gpusbatch is sbatch, except that a job for
-one GPU is measured, and shares a GPU by what its earlier runs took.
+(mem=12G for --gpu-mem), in variables like GPUMEM_BATCH_SIZE, and as defaults in the
+[job] table of ~/.config/gpumem.toml. Without any of them gpusbatch is sbatch, except
+that a job for one GPU is measured, and shares a GPU by what its earlier runs took.
 """
 
 

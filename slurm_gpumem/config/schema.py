@@ -38,7 +38,7 @@ _PARTITION_KEYS = (
         COVERAGE,
         None,
         "share of jobs that requests are to hold for; unset: 0.98 for summaries of library models, 0.95 "
-        "with a custom forward, 0.9 without shapes, 0.99 for traces. Memory lines keep theirs",
+        "with a custom forward, 0.9 without shapes, 0.99 for traces",
     ),
     Key(
         "max_slowdown",

@@ -34,8 +34,6 @@ class CommentRecord(NamedTuple):
     request_mib: Optional[int] = None
     estimator: str = ""
     """"corrected", "remembered", …; "mem" where the user gave the size."""
-    via: str = ""
-    """"line" where a #GPUMEM memory line was evaluated."""
     gpu: str = ""
     batch: Optional[int] = None
     shards: Optional[int] = None
@@ -97,7 +95,7 @@ class CommentRecord(NamedTuple):
 
 
 _KEYS = (
-    "est", "req", "by", "via", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom",
+    "est", "req", "by", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom",
     "model", "fp", "opt", "prec", "more", "parts", "mode", "retry", "was", "again", "why", "run", "need",
     "whole", "said", "slot", "save", "slots",
 )  # fmt: skip

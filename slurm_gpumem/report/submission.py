@@ -107,8 +107,7 @@ def explain_submission(plan: Plan) -> List[str]:
     if largest is None:
         return [f"gpumem: nothing to explain: {plan.reason}"]
     if largest.estimate is None or summary is None:
-        given = "is the memory line's" if plan.workload.line else "was given by hand"
-        return [f"gpumem: nothing to explain: the GPU memory {given}"]
+        return ["gpumem: nothing to explain: the GPU memory was given by hand"]
 
     from slurm_gpumem.estimators import registry
     from slurm_gpumem.estimators.whatif import alternatives
@@ -176,15 +175,15 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
 
 
 def _estimated(plan: Plan, estimate: Estimate) -> str:
-    if plan.workload.script:
+    summary = plan.workload.summary
+    if summary is None:
         return f"{plan.script_name}, {estimate.assumptions[0]},"
-    from slurm_gpumem.estimators.job.training_job import describe_estimated, describe_job
+    from slurm_gpumem.estimators.job.training_job import describe_estimated
     from slurm_gpumem.terminal.bars import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
     peak = format_mib(estimate.peak_mib)
-    summary = plan.workload.summary
-    job = describe_estimated(summary, estimate) if summary else describe_job(estimate.job)
+    job = describe_estimated(summary, estimate)
     if plan.workload.batch_from:
         job = job.replace(",", f" ({plan.workload.batch_from}),", 1)
     return f"{_source(plan)}, {job} {arrow} peak {peak},"
@@ -197,7 +196,7 @@ def _source(plan: Plan) -> str:
         how = "traced before" if trace.cached else f"traced in {trace.traced.seconds:.0f} s"
         how += f", not to its end: {plan.unfinished}" if plan.unfinished else ""
         return f"{os.path.basename(trace.run.name)} ({how}): {trace.summary.name or 'model'}"
-    return "standard input" if model == "-" else os.path.basename(model) if model else "memory line"
+    return "standard input" if model == "-" else os.path.basename(model or "")
 
 
 def _share_lines(

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
-from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment, workspace_margin
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.state.nodes import number_of
-from slurm_gpumem.units import MIB, ceil_div, parse_mib
+from slurm_gpumem.units import parse_mib
 
 # The MIG instances of this node: `nvidia-smi mig -lgi`, and the device files that give a job one of them.
 
@@ -70,27 +69,6 @@ MemoryOf = Callable[[str], Optional[int]]
 """MiB of a GPU type; None when it is not known."""
 
 
-class CudaContext(NamedTuple):
-    """What a GPU type adds to a job's own tensors, in MiB; the memory lines of scripts need it."""
-
-    bare: int
-    conv: int
-    matmul: int
-    both: int
-    workspace: int
-    """One cuBLAS workspace, rounded up."""
-    margin: int = 0
-    """How much larger the context may be: nobody measured it here."""
-    conv_percent: int = 0
-    """What traced requests get more, of the peak, where nobody measured workspaces: with convolutions ..."""
-    other_percent: int = 0
-    """... and without."""
-
-
-ContextOf = Callable[[str, int], CudaContext]
-"""The context on a GPU by its type ("" for none) and MiB."""
-
-
 @dataclass(frozen=True)
 class GpuGroup:
     """GPUs of one type on one node."""
@@ -101,8 +79,6 @@ class GpuGroup:
     memory_mib: int
     shares: int = 0
     """Shards (or mps units) of one GPU that the cluster already has; 0 when it is not divided yet."""
-    context: Optional[CudaContext] = None
-    """None where it is not known; the plug-in then takes an H200's."""
     files: Tuple[str, ...] = ()
     """Their device files where gres.conf names them; else they are numbered from /dev/nvidia0 on.
 
@@ -297,18 +273,3 @@ def memory_in_table(kind: str) -> Optional[int]:
         return find_gpu(kind).memory_mib
     except UnknownNameError:
         return None
-
-
-def context_in_table(kind: str, memory_mib: int) -> CudaContext:
-    """The context on a GPU by the table of GPUs, of the closest one where it is not there."""
-    gpu = in_environment(closest_gpu(kind or None, memory_mib), Environment())
-    return CudaContext(
-        bare=gpu.context_for(conv=False, matmul=False),
-        conv=gpu.context_for(conv=True, matmul=False),
-        matmul=gpu.context_for(conv=False, matmul=True),
-        both=gpu.context_mib,
-        workspace=ceil_div(gpu.cublas_workspace_bytes, MIB),
-        margin=gpu.context_margin_mib,
-        conv_percent=workspace_margin(gpu, convolutions=True),
-        other_percent=workspace_margin(gpu, convolutions=False),
-    )

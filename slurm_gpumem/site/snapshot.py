@@ -18,7 +18,6 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.doctor.hosts import HostReport
 from slurm_gpumem.site.doctor.lua_report import LuaReport, try_lua
-from slurm_gpumem.site.nodes import CudaContext, context_in_table
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
 from slurm_gpumem.slurm.conf.conf_file import Where, read_from_disk
 from slurm_gpumem.slurm.conf.config_show import show_config, version_of
@@ -62,8 +61,6 @@ class Snapshot:
     """Our jobs that were requeued after out of memory and are still held."""
     lua: Optional[LuaReport] = None
     """What came of loading the Lua files; None without them or without an interpreter."""
-    contexts: Tuple[Optional[CudaContext], ...] = ()
-    """What is known now of the contexts that gpumem_site.lua states, in its order; None where nothing is."""
     policy: Mapping[str, Any] = field(default_factory=dict)
     """The [sharing] table of gpumem.toml."""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -130,9 +127,6 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
         files=files,
         left_held=tried("held jobs", lambda: _left_held(client)),
         lua=lua,
-        contexts=tuple(context_in_table(said.gpu_type, said.memory_mib) for said in lua.contexts)
-        if lua
-        else (),
         policy=site.table(SHARING),
         tables=site.values,
         site_file=site_file if os.path.exists(site_file) else "",

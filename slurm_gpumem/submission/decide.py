@@ -74,13 +74,11 @@ def _with_remarks(plan: Plan) -> Plan:
         preallocation_remark,
         server_remarks,
         source_remarks,
-        variables_remark,
     )
 
     asked, workload, largest = plan.asked, plan.workload, plan.largest
     found = [
         batch_remark(asked, workload),
-        variables_remark(asked, workload),
         *source_remarks(asked, workload.summary),
         *workload.notes,
     ]

@@ -54,8 +54,7 @@ def estimate_needs(asked: Submission, workload: Workload, candidates: CandidateG
     estimates = _estimates(asked, workload, candidates, coverage)
     warnings: List[str] = _unused_coverage(asked, workload)
     if workload.summary and workload.job:
-        stale = asked.settings.stale_line(workload.summary.fingerprint, workload.job)
-        warnings += [*asked.settings.remarks(), *([stale] if stale else [])]
+        warnings += asked.settings.remarks()
     activities, more = _activities(asked, workload, candidates, estimates)
     on = tuple(
         # Nobody is beside a job on a MIG instance; whether it has enough multiprocessors is asked instead.
@@ -92,11 +91,7 @@ def _unused_coverage(asked: Submission, workload: Workload) -> List[str]:
     """That a coverage which the job states changes nothing, where something else decides its memory."""
     if asked.settings.coverage is None or workload.summary is not None:
         return []
-    decides = (
-        "the memory line, which keeps the coverage it was made with"
-        if workload.line
-        else ("what earlier runs measured" if workload.script else "the GPU memory given by hand")
-    )
+    decides = "what earlier runs measured" if workload.script else "the GPU memory given by hand"
     return [f"coverage has no effect: {decides}, decides"]
 
 
@@ -167,25 +162,15 @@ def _on_instance(
     return NeedOnGpu(model, need._replace(too_slow=slow), estimate)
 
 
-def _for_line(gpu: Gpu, estimator: str) -> Gpu:
-    """The GPU as the line's estimator would have it; a line knows nothing of the job's PyTorch."""
-    from slurm_gpumem.estimators import registry
-    from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment
-
-    return in_environment(gpu, Environment()) if estimator in registry.FOLLOW_ENVIRONMENT else gpu
-
-
 def _estimates(
     asked: Submission, workload: Workload, candidates: CandidateGpus, coverage: Optional[float]
 ) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
-    summary, job, line = workload.summary, workload.job, workload.line
+    summary, job = workload.summary, workload.job
     if workload.script:
         from slurm_gpumem.estimators.remembered import of_script
 
         return [of_script(workload.script, gpu) for gpu in candidates.gpus]
-    if line:
-        return [line.estimate(workload.line_batch, _for_line(gpu, line.estimator)) for gpu in candidates.gpus]
     if summary is None or job is None:
         return [None for _ in candidates.models]
     gpus = candidates.gpus

@@ -304,8 +304,6 @@ def _why_whole(case: Case) -> str:
     asked = case.asked
     if asked.gpus.keep_whole:
         return asked.gpus.keep_whole
-    if asked.nodes > 1 and case.workload.line:
-        return f"its memory line is of one process, and it runs on {asked.nodes} nodes (model= or mem= share)"
     if case.candidates.whole_nodes:
         return f"partition {case.candidates.whole_nodes} gives whole nodes"
     return f"as {asked.settings.spelled('exclusive-gpu')} asks" if asked.settings.exclusive_gpu else ""

@@ -140,7 +140,6 @@ def _request(plan: Plan) -> CommentRecord:
         estimate_mib=estimate.peak_mib if estimate else None,
         request_mib=largest.need.request_mib if largest else None,
         estimator=estimate.estimator if estimate else "mem" if largest else "",
-        via="line" if plan.workload.line else "",
         gpu=(estimate.gpu if estimate else request.gpu_type if request else plan.workload.script_gpu) or "",
         batch=job.batch_size if job else None,
         shards=request.units if request and not request.whole_gpu else 0,

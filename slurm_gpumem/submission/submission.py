@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Callable, List, NamedTuple, Optional, Sequence
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import ConfigError, UsageError
-from slurm_gpumem.slurm.submit.directives import MEMORY_LINE, Directives, read_directives
+from slurm_gpumem.slurm.submit.directives import Directives, read_directives
 from slurm_gpumem.slurm.submit.gpu_options import (
     GpuWish,
     Wishes,
@@ -24,12 +24,11 @@ from slurm_gpumem.submission.job.job_variables import job_environment
 from slurm_gpumem.submission.job.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
 
 if TYPE_CHECKING:
-    from slurm_gpumem.estimators.memory_line import MemoryLine
     from slurm_gpumem.estimators.types import TrainingJob
     from slurm_gpumem.submission.job_trace.result import Trace
     from slurm_gpumem.summaries.types import ModelSummary
 
-NOTHING_ASKED = "no model, memory line or amount of GPU memory is given"
+NOTHING_ASKED = "no model or amount of GPU memory is given"
 HETEROGENEOUS = "a heterogeneous job keeps its GPUs as they are; nothing was estimated"
 
 
@@ -66,7 +65,7 @@ class Submission(NamedTuple):
     not_estimated: str = ""
     """Why its peak is not estimated, as a trace found; then it keeps whole GPUs."""
     traced: Optional[Trace] = None
-    """Its traced script, in place of a model, a memory line or a size."""
+    """Its traced script, in place of a model or a size."""
     goes_unchanged: str = ""
     """Why the job goes to sbatch as it is; empty when its share of a GPU is to be decided."""
 
@@ -112,15 +111,13 @@ class Submission(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """What the GPU memory is for: a model and how it is trained, a memory line, or a size given by hand."""
+    """What the GPU memory is for: a model and how it is trained, or a size given by hand."""
 
     summary: Optional[ModelSummary] = None
     job: Optional[TrainingJob] = None
     """Of the summary."""
     batch_from: str = ""
     """Where its batch size was found, when the job's commands name it; "" where it was stated or traced."""
-    line: Optional[MemoryLine] = None
-    line_batch: int = 0
     mem_mib: Optional[int] = None
     notes: Tuple[str, ...] = ()
     """What its owner should know of how it was understood."""
@@ -142,16 +139,13 @@ class Workload(NamedTuple):
         """The model's, or the script's where no model is known."""
         if self.script or self.run_key:
             return self.script or self.run_key
-        source = self.summary or self.line
-        return source.fingerprint if source else None
+        return self.summary.fingerprint if self.summary else None
 
 
 def read_submission(raw: RawInput) -> Submission:
     """Put together what a job asks for; UsageError when its parts do not make sense together."""
     script = raw.script
-    directives = (
-        read_directives(script, (*JOB_KEYS, MEMORY_LINE), JOB_SWITCHES) if script else Directives((), ())
-    )
+    directives = read_directives(script, JOB_KEYS, JOB_SWITCHES) if script else Directives((), ())
     by_environment = any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM", "GPUMEM_TRACE"))
     nothing_said = not (raw.own.values or directives.found or by_environment)
     try:
@@ -172,7 +166,8 @@ def read_submission(raw: RawInput) -> Submission:
     asks = settings.asks_for_share
     by_default = config.trace.default and not settings.says_trace
     if not asks and not by_default and not nothing_said and not settings.slot_s:
-        warnings += _useless_settings(settings)
+        useless = _useless_settings(settings)
+        warnings += () if directives.old_line else useless
     in_script = script.options(sbatch_table(), raw.more_options) if script else ()
     options = merge_wishes(raw.line.options, os.environ, in_script, input_variables(raw.program))
     gpus = gpu_wish(options, script)
@@ -218,9 +213,6 @@ def read_workload(asked: Submission) -> Workload:
     settings.check()
     summary = asked.traced.summary if asked.traced else asked.raw.summary
     if settings.model is None and asked.traced is None:
-        line = settings.memory_line
-        if line:
-            return Workload(line=line, line_batch=settings.line_batch(line), mem_mib=settings.mem_mib)
         return Workload(mem_mib=settings.mem_mib, run_key=key_of_script(asked))
     from slurm_gpumem.estimators.resolve import resolve_job
     from slurm_gpumem.submission.job.script_batch import named_batches, the_batch
@@ -271,5 +263,5 @@ def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:
             f"{spelled('mem')} 12G to ask for GPU memory by hand."
         )
     if settings.given_by(DIRECTIVES):
-        return ("#GPUMEM lines without model=, memory-line= or mem= ask for nothing; going as sbatch does",)
+        return ("#GPUMEM lines without model= or mem= ask for nothing; going as sbatch does",)
     return ()

@@ -1,4 +1,4 @@
-"""What people wait for every day: submitting, reports, memory lines, a trace that is there already.
+"""What people wait for every day: submitting, reports, a trace that is there already.
 
 Run it with `make bench-everyday`; exits 1 if a figure is over its limit. Figures are CPU time of the command
 and its children, the least of some rounds, which other work on the machine raises less than the wall time
@@ -26,7 +26,7 @@ from tests.bench.make_records import records
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 ROUNDS = 9
-MEM_RATIO, MODEL_MORE_MS, REPORT_MS, DIRECTIVE_S, CACHED_MS = 5.0, 60.0, 100.0, 3.0, 300.0
+MEM_RATIO, MODEL_MORE_MS, REPORT_MS, CACHED_MS = 5.0, 60.0, 100.0, 300.0
 
 
 class Took(NamedTuple):
@@ -104,18 +104,15 @@ def _reading(folder: Path, env: Dict[str, str]) -> List[bool]:
 
 
 def _estimating(folder: Path, env: Dict[str, str]) -> List[bool]:
-    directive = [_gpumem(), "estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", "128", "--directive"]
-    line = _least(directive, folder, env, rounds=2)
-    found = [_report("gpumem estimate --directive", line.cpu, DIRECTIVE_S, "s", str(line))]
     if importlib.util.find_spec("torch") is None:
         print("a trace that is there already: not measured, there is no torch here")
-        return found
+        return []
     target = f"{EXAMPLES / 'small_cnn.py'}:SmallCnn"
     traced = [_gpumem(), "estimate", target, "--input", "3,32,32", "--batch-size", "64", "--gpu", "a100"]
     first = _took(traced, folder, env)
     again = _least(traced, folder, env, rounds=5)
     note = f"{again}; the first time {first}"
-    return [*found, _report("an estimate of code traced before", again.cpu * 1000, CACHED_MS, "ms", note)]
+    return [_report("an estimate of code traced before", again.cpu * 1000, CACHED_MS, "ms", note)]
 
 
 def _gpumem() -> str:

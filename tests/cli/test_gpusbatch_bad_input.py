@@ -152,8 +152,24 @@ def test_directives_that_ask_for_nothing_are_a_warning(desk: Any) -> None:
     desk.script("job.sh", "true", "#GPUMEM optimizer=sgd")
     done = desk.call("--parsable", "-H", "job.sh")
     desk.jobs.append(done.stdout.strip())
-    assert "memory-line= or mem= ask for nothing" in done.stderr
+    assert "model= or mem= ask for nothing" in done.stderr
     assert desk.gres(done.stdout.strip()) == ""
+
+
+@pytest.mark.slurm
+def test_an_old_memory_line_is_one_warning_and_the_job_goes_as_without_it(desk: Any) -> None:
+    line = "memory-line=1/ac00cd478b3c4d5e/corrected/adam.fp32/both.100.100/128/32,3576,5099"
+    told = {}
+    for head in (f"#GPUMEM batch-size=128 {line}", "# nothing", f"#GPUMEM {line} mem=5G", "#GPUMEM mem=5G"):
+        desk.script("job.sh", "true", f"#SBATCH --gres=gpu:1\n{head}")
+        done = desk.call("--dry-run", "job.sh")
+        assert done.returncode == 0, done.stderr
+        told[head] = (done.stdout, [one for one in done.stderr.splitlines() if "warning: " in one])
+    without_share, without, with_mem, mem = told.values()
+    for old, new in ((without_share, without), (with_mem, mem)):
+        assert old[0] == new[0]
+        assert len(old[1]) == 1 + len(new[1])
+        assert "job.sh, line 3: memory-line= is ignored; write #GPUMEM model=summary.txt" in old[1][0]
 
 
 def test_a_batch_beyond_all_memory_is_told_without_a_traceback(desk: Any) -> None:

@@ -161,14 +161,6 @@ def test_a_rank_on_each_of_two_nodes_has_a_share_with_its_buckets_and_nccl(desk:
     assert shards(without) == shards(ranks)
 
 
-def test_a_memory_line_is_of_one_process(desk: Any) -> None:
-    line = "1/324293d9ce036d69/trace/adam.fp32/matmul.100.100/4/1,2494,2692:16,3660,4020"
-    desk.script("job.sh", "true", f"#GPUMEM batch-size=4 memory-line={line}")
-    done = desk.call("--dry-run", "--gres=gpu:1", "--nodes=2", "job.sh")
-    assert "its memory line is of one process, and it runs on 2 nodes" in said(done)
-    assert "shard:" in desk.call("--dry-run", "--gres=gpu:1", "job.sh").stdout
-
-
 def test_more_processes_than_gpus_are_refused(desk: Any) -> None:
     large_model(desk.folder / "large.json", 1)
     desk.script("job.sh", "torchrun --nproc-per-node=8 train.py")

@@ -67,6 +67,21 @@ def test_the_last_record_counts_and_unknown_keys_are_kept() -> None:
     assert format_record(record) == "gpumem/1:req=2,new-key=x"
 
 
+def test_a_record_of_a_memory_line_which_earlier_versions_wrote_is_read() -> None:
+    text = (
+        "gpumem/1:est=14091,req=19485,by=corrected,via=line,gpu=a100,batch=128,fp=ac00cd478b3c4d5e,shards=20"
+    )
+    record = parse_record(text)
+    assert record is not None
+    assert (record.estimate_mib, record.estimator, record.gpu, record.shards) == (
+        14091,
+        "corrected",
+        "a100",
+        20,
+    )
+    assert parse_record(format_record(record)) == record
+
+
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "²", "٣", "1234567890", "9" * 5000])
 def test_a_number_that_is_none_is_not_known(text: str) -> None:
     assert parse_record(f"gpumem/1:est=5,est={text}") == CommentRecord()

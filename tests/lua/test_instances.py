@@ -6,7 +6,6 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.estimators.memory_line import Knot, MemoryLine
 from tests.lua.played import SITE, Player
 
 SMALL, LARGE = {"type": "1g.18gb", "memory_mib": 16384}, {"type": "3g.71gb", "memory_mib": 71424}
@@ -61,37 +60,3 @@ def test_a_record_of_gpusbatch_for_an_instance_is_left_alone(play: Player) -> No
     record = "gpumem/1:est=9000,req=10000,by=structural,gpu=1g.18gb,shards=0"
     job = {"script": "#!/bin/bash\ntrue\n", "tres_per_node": "gres:gpu:1g.18gb:1", "partition": "gpu"}
     play.untouched({**job, "comment": record}, site=MIG)
-
-
-LINE = MemoryLine(
-    "ac00cd478b3c4d5e", "corrected", "adam.fp32", "both", 100, 100, 64,
-    (Knot(32, 6000, 8000), Knot(64, 12000, 15500), Knot(128, 24000, 31000)),
-)  # fmt: skip
-CONTEXT = {"context": [400, 450, 470, 500], "workspace_mib": 9}
-
-
-def lined(batch: int, *, context: int = 500) -> Dict[str, Any]:
-    known = {**CONTEXT, "context": [400, 450, 470, context]}
-    site = {**MIG, "instances": {"gpu": [{**SMALL, **known}, {**LARGE, **known}]}}
-    text = f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{LINE._replace(batch=batch).directive()}\ntrue\n"
-    return {"site": site, "job": {"script": text, "tres_per_node": "gres:gpu:1", "partition": "gpu"}}
-
-
-@pytest.mark.parametrize(
-    ("batch", "context", "kind"),
-    [(32, 500, "1g.18gb"), (64, 500, "1g.18gb"), (64, 1000, "3g.71gb"), (128, 500, "3g.71gb")],
-)
-def test_a_memory_line_gets_the_smallest_instance_that_holds_its_request_and_context(
-    play: Player, batch: int, context: int, kind: str
-) -> None:
-    given = lined(batch, context=context)
-    played = play(given["job"], site=given["site"])
-    assert played.job["tres_per_node"] == f"gres:gpu:{kind}:1"
-    assert f"gpu={kind}" in played.job["comment"]
-    assert played.job["comment"].endswith("shards=0")
-
-
-def test_a_memory_line_that_no_instance_holds_leaves_the_job_as_it_was(play: Player) -> None:
-    given = lined(512)
-    played = play.untouched(given["job"], site=given["site"])
-    assert played.user == ["gpumem: job not changed: no MIG instance of partition gpu holds its GPU memory"]

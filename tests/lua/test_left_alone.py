@@ -114,10 +114,33 @@ def test_a_model_line_submitted_with_plain_sbatch_gets_a_hint_only(play: Player)
     job = {"script": "#!/bin/sh\n#GPUMEM model=s.txt input=3x224x224\n", "tres_per_node": "gres:gpu:1"}
     said = play.untouched(job).user
     assert len(said) == 1
-    for word in ("s.txt", "gpumem estimate --directive --write", "gpusbatch"):
+    for word in ("sbatch estimates nothing here", "model=s.txt", "gpusbatch", "#GPUMEM mem=12G"):
         assert word in said[0]
     assert "\n" not in said[0]
     assert play.untouched({**job, "comment": RECORD.replace(",shards=13", "")}).user == []
+
+
+OLD_LINE = "memory-line=1/ac00cd478b3c4d5e/corrected/adam.fp32/both.100.100/128/32,3576,5099:128,13327,18721"
+OLD_LINE_HINT = (
+    "gpumem: #GPUMEM memory-line= is ignored; write #GPUMEM model=summary.txt (with gpusbatch) or "
+    "#GPUMEM mem=12G instead"
+)
+
+
+@pytest.mark.parametrize("more", ["batch-size=128", "model=s.txt", "mem=", "optimizer=sgd memory-line=1/x"])
+def test_an_old_memory_line_gets_one_hint_and_is_ignored(play_each: Player, more: str) -> None:
+    job = {"script": f"#!/bin/bash\n#GPUMEM {OLD_LINE} {more}\n", "tres_per_node": "gres:gpu:1"}
+    hints = play_each.untouched(job).user
+    assert hints[0] == OLD_LINE_HINT
+    assert len(hints) == (2 if more == "mem=" else 1)
+    assert play_each.untouched({**job, "comment": RECORD.replace(",shards=13", "")}).user == []
+
+
+def test_memory_beside_an_old_memory_line_counts(play: Player) -> None:
+    job = {"script": f"#!/bin/bash\n#GPUMEM {OLD_LINE} mem=12G\n", "tres_per_node": "gres:gpu:1"}
+    played, without = play(job), play({**job, "script": HEAD})
+    assert played.job == without.job
+    assert played.user == [OLD_LINE_HINT, *without.user]
 
 
 def test_a_trace_line_submitted_with_plain_sbatch_gets_a_hint_and_starts_nothing(play: Player) -> None:

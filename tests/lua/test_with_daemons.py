@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +12,6 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import pytest
 
-from slurm_gpumem import estimate
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.demo import wait_for_job
@@ -28,7 +25,6 @@ from tests.lua.played import LUA_FOLDER
 pytestmark = pytest.mark.slurm
 
 Hook = Callable[..., str]
-EXAMPLE = LUA_FOLDER.parent / "docs" / "examples" / "resnet50.txt"
 RECORD = "gpumem/1:est=12045,req=13312,by=structural,shards=13"
 ASKS = "#!/bin/bash\n#GPUMEM mem=12G\n"
 SEES = 'echo "$CUDA_VISIBLE_DEVICES:$SLURM_SHARDS_ON_NODE"'
@@ -69,14 +65,6 @@ def hooked(hook: Hook) -> Iterator[Cluster]:
         )
         yield running
         running.stop()
-
-
-@pytest.fixture(scope="module")
-def printed_line() -> str:
-    """What a user pastes into a script: printed by the command itself."""
-    command = [str(Path(sys.executable).with_name("gpumem")), "estimate", str(EXAMPLE), "--directive"]
-    words = [*command, "--batch-size", "128", "--estimator", "horus"]
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 class Job:
@@ -157,40 +145,23 @@ def test_a_plain_sbatch_on_two_nodes_gets_shards_of_each_and_a_step_runs_on_both
     assert _word(shown, "NumCPUs") == "8"
 
 
-def test_a_plain_sbatch_with_a_memory_line_gets_the_shards_of_its_batch(
-    hooked: Cluster, printed_line: str
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("model=net.txt", "gpumem: job not changed: sbatch estimates nothing here (no cli_filter), "),
+        (
+            "batch-size=64 memory-line=1/abcd/x/adam.fp32/none.0.0/64/64,900,900",
+            "memory-line= is ignored; write ",
+        ),
+    ],
+)
+def test_a_line_that_sbatch_cannot_use_is_one_hint_and_the_job_keeps_its_gpu(
+    hooked: Cluster, key: str, hint: str
 ) -> None:
-    batch, script = 32, f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{printed_line}"
-    words = ["sbatch", "--parsable", "-H", "-o", "/dev/null", f"--export=ALL,GPUMEM_BATCH_SIZE={batch}"]
-    done = hooked.run(words, input=script)
-    assert done.returncode == 0, done.stderr
-    shown = hooked.run(["scontrol", "show", "job", done.stdout.strip()], check=True).stdout
-    hooked.run(["scancel", done.stdout.strip()], check=True)
-    # The fixture's site table names no context: an H200's is taken.
-    full = estimate(EXAMPLE, batch_size=batch, gpu="h200", estimator="horus")
-    peak, request = (int(_word(shown.replace(",", " "), key)) for key in ("gpumem/1:est", "req"))
-    assert peak == pytest.approx(full.peak_mib, rel=0.01)
-    assert request == pytest.approx(full.request_mib, rel=0.01)
-    assert _word(shown, "TresPerNode").endswith(f"shard:{-(-request // 1024)}")
-    assert f",by=horus,via=line,gpu=a100,batch={batch},fp=" in shown
-
-
-def test_the_hint_for_a_model_line_says_what_to_run_and_sbatch_shares_after_that(
-    hooked: Cluster, tmp_path: Path
-) -> None:
-    shutil.copy(EXAMPLE.with_name("small-cnn.txt"), tmp_path / "net.txt")
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/bash\n#SBATCH --gres=gpu:1 -o /dev/null\n#GPUMEM model=net.txt batch-size=64")
-    before = Job.held(hooked, [str(script)], "")
-    assert before.tres == "gpu:1"
-    assert "cannot estimate net.txt" in before.said
-    told = re.search(r"run (gpumem estimate .*) SCRIPT and", before.said)
-    assert told
-    gpumem = [str(Path(sys.executable).with_name("gpumem")), *told[1].split()[1:], str(script)]
-    subprocess.run(gpumem, check=True)
-    after = Job.held(hooked, [str(script)], "")
-    assert re.fullmatch("shard:[0-9]+", after.tres)
-    assert "for batch 64" in after.said
+    job = Job.held(hooked, ["--gres=gpu:1"], f"#!/bin/bash\n#GPUMEM {key}\n")
+    assert job.tres == "gpu:1"
+    assert hint in job.said
+    assert len(job.said.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from slurm_gpumem.site.doctor.check_hosts import FAULTS
 from slurm_gpumem.site.doctor.doctor import CHECKS, Check, examine
 from slurm_gpumem.site.doctor.findings import Diagnosis, Finding, Severity, diagnose
 from slurm_gpumem.site.doctor.hosts import HostReport
-from slurm_gpumem.site.doctor.lua_report import LuaContext, LuaReport
-from slurm_gpumem.site.nodes import CudaContext
+from slurm_gpumem.site.doctor.lua_report import LuaReport
 from slurm_gpumem.site.snapshot import Heartbeat, Snapshot, gather
 from slurm_gpumem.slurm.state.queue import EndedJob, QueuedJob
 from slurm_gpumem.slurm.state.sacct import Limit
@@ -50,8 +49,6 @@ LUA = LuaReport(
     site={"mode": "opt-in", "gres": "shard", "shard_mib": "1024", "separator": "/"},
     partitions={"gpu": (("a100", 40),)},
 )
-OLD_CONTEXT = CudaContext(1430, 1727, 1430, 1727, 9, 0, 8, 2)
-CALIBRATED = OLD_CONTEXT._replace(conv=522, both=522)
 HEALTHY = Snapshot(
     version=(24, 11, 5),
     config=CONFIG,
@@ -256,10 +253,6 @@ CASES: Dict[str, Tuple[Snapshot, str]] = {
     ),
     "table with other shares": (lua(partitions={"gpu": (("a100", 39),)}), "warning site-table: copy"),
     "table without a partition": (lua(partitions={}), "warning site-table: copy"),
-    "table from before calibrate": (
-        replace(lua(contexts=(LuaContext("a100", 40_000, OLD_CONTEXT),)), contexts=(CALIBRATED,)),
-        "warning site-contexts: gpumem setup",
-    ),
     "table for mps": (lua(site={**LUA.site, "gres": "mps"}), "warning site-table: copy"),
     "table of another version": (lua(site={**LUA.site, "separator": ":"}), "warning site-table: copy"),
     "toml and table differ": (

@@ -80,13 +80,25 @@ def test_no_text_breaks_the_reading(lines: List[str]) -> None:
     read("#!/bin/sh\n" + "\n".join("#GPUMEM " + line for line in lines))
 
 
+def test_a_memory_line_of_an_earlier_version_is_named_once_and_ignored() -> None:
+    line = "#GPUMEM batch-size=128 memory-line=1/ac00cd478b3c4d5e/trace/adam.fp32/both.100.100/128/32,3576,40"
+    found = read(f"#!/bin/bash\n{line}\n{line}\n")
+    assert [(one.key, one.value) for one in found.found] == [("batch-size", "128")] * 2
+    assert found.old_line
+    assert found.warnings == (
+        "job.sh, line 2: memory-line= is ignored; write #GPUMEM model=summary.txt (with gpusbatch) or "
+        "#GPUMEM mem=12G instead",
+    )
+    assert not read("#!/bin/bash\n#GPUMEM mem=12G\n").old_line
+
+
 @pytest.mark.parametrize(
     ("written", "meant"),
     [("memory", "mem"), ("gpu-mem", "mem"), ("GPU_MEM", "mem"), ("vram", "mem"), ("bs", "batch-size")],
 )
 def test_a_key_that_means_a_known_one_is_answered_with_it(written: str, meant: str) -> None:
     script = BatchScript("job.sh", "job.sh", f"#!/bin/bash\n#GPUMEM {written}=12G\n".encode())
-    directives = read_directives(script, ("mem", "memory-line", "batch-size"))
+    directives = read_directives(script, ("mem", "batch-size"))
     assert directives.found == ()
     assert directives.warnings == (
         f"job.sh, line 2: unknown key {written!r} (did you mean {meant!r}?); ignored",

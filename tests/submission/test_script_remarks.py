@@ -9,20 +9,17 @@ from typing import Optional
 import pytest
 
 from slurm_gpumem.config.load import Config
-from slurm_gpumem.estimators.memory_line import MemoryLine
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import GpuModel
-from slurm_gpumem.submission.job.job_variables import job_environment
 from slurm_gpumem.submission.job.script_batch import the_batch
 from slurm_gpumem.submission.job.script_remarks import (
     batch_remark,
     preallocation_remark,
     server_remarks,
     source_remarks,
-    variables_remark,
 )
 from slurm_gpumem.submission.job.server_fractions import SERVERS, fraction_of, unshared_server_remark
 from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
@@ -228,17 +225,6 @@ def test_a_variable_that_python_sets_itself_is_remarked(tmp_path: Path, line: st
     assert bool(remarks) == said
     if said:
         assert f"{train} sets PYTORCH_CUDA_ALLOC_CONF itself" in remarks[0]
-
-
-def test_a_memory_line_does_not_know_the_variables_of_the_job() -> None:
-    job = asked("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    job = job._replace(settings=job.settings.under(job_environment({}, job.script)))
-    line = MemoryLine("0" * 16, "corrected", "adam", "both", 100, 100, 32, ())
-    remark = variables_remark(job, Workload(line=line))
-    assert remark is not None
-    assert remark.startswith("the job sets alloc-conf=expandable_segments:True; a memory line holds for")
-    assert variables_remark(job, Workload(job=TrainingJob(32))) is None
-    assert variables_remark(asked("python train.py"), Workload(line=line)) is None
 
 
 @pytest.mark.parametrize(

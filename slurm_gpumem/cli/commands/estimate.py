@@ -50,10 +50,6 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     _check(args)
     config = load_config()
-    if args.directive or args.check:
-        from slurm_gpumem.cli.commands.directive import line_command
-
-        return line_command(args, config, _subject)
     settings = job_settings(config, (), os.environ, own_options(args))
     settings = settings.under(job_environment(os.environ))
     shard_mib = config.sharing.shard_mib
@@ -162,18 +158,8 @@ def _subject(
 
 def _check(args: argparse.Namespace) -> None:
     """Options that do not go together."""
-    if args.write and not args.directive:
-        raise UsageError("--write says where the line of --directive goes; add --directive")
-    if args.directive and args.check:
-        raise UsageError("--check only looks at the line that --directive writes; leave one of them out")
-    if (args.directive or args.check) and (args.json or args.explain):
-        raise UsageError("--directive and --check are about one line; leave --json and --explain out")
-    if args.summary is None and not args.write and not args.check:
-        raise UsageError("name the summary's file; only --write and --check can take it from a script")
     if args.verbose and not args.explain:
         raise UsageError("-v says more of what --explain shows; add --explain")
-    if (args.directive or args.check) and args.estimator == ALL:
-        raise UsageError("a memory line needs one estimator, not all")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -186,9 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "summary",
         metavar="SUMMARY|TARGET",
-        nargs="?",
-        help=f"file with a model summary, - for standard input, or code: {TARGET_HELP}; "
-        "--write and --check find it in the script's #GPUMEM model= where it is left out",
+        help=f"file with a model summary, - for standard input, or code: {TARGET_HELP}",
     )
     add_target_options(parser)
     job = parser.add_argument_group("the job")
@@ -216,17 +200,6 @@ def _parser() -> argparse.ArgumentParser:
         "--verbose",
         action="store_true",
         help="with --explain: also other coverages, the predicted activity, and what was assumed",
-    )
-    parser.add_argument(
-        "--directive",
-        action="store_true",
-        help="print the #GPUMEM line that lets plain sbatch share a GPU, for 1/4 to 4 times this batch",
-    )
-    parser.add_argument("--write", metavar="JOB.SH", help="with --directive: put the line into this script")
-    parser.add_argument(
-        "--check",
-        metavar="JOB.SH",
-        help="whether this script's memory line still holds: 0 yes, 1 no, and why; changes nothing",
     )
     add_json(parser)
     code = parser.add_argument_group("the model's code")

@@ -10,7 +10,7 @@ from slurm_gpumem.cli.options.parser import Parser
 from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
-from slurm_gpumem.site.nodes import context_in_table, memory_in_table
+from slurm_gpumem.site.nodes import memory_in_table
 from slurm_gpumem.site.setup.hook_files import SUFFIX
 from slurm_gpumem.site.setup.plan import PACK, SPREAD
 from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
@@ -34,7 +34,7 @@ def main(argv: List[str]) -> int:
         slurm_root=slurm_root_in_use(),
     )
     snapshot = None if args.offline else _running()
-    proposal = propose(options, snapshot, memory_in_table, context_in_table)
+    proposal = propose(options, snapshot, memory_in_table)
     for line in summary_lines(proposal.plan):
         say(line)
     diff = proposal.diff()

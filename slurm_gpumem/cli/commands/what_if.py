@@ -65,13 +65,13 @@ def _sharing(args: argparse.Namespace) -> Sharing:
     how = new_site("level")
     if not args.file:
         from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
-        from slurm_gpumem.site.nodes import context_in_table, memory_in_table
+        from slurm_gpumem.site.nodes import memory_in_table
         from slurm_gpumem.site.setup.setup import SetupOptions, propose
         from slurm_gpumem.site.snapshot import gather
 
         try:
             now = with_hidden_nodes(gather())
-            plan = propose(SetupOptions(), now, memory_in_table, context_in_table).plan
+            plan = propose(SetupOptions(), now, memory_in_table).plan
             how = how_shared(plan, now.tables if now.files.get("gpumem.toml", "").strip() else None)
         except GpumemError as error:
             say(f"note: what gpumem setup would write here is not known: {error}\nA new site's is played.")

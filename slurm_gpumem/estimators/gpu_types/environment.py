@@ -150,13 +150,6 @@ def _whole(entry: Measured) -> int:
     return entry.contexts[3] or 0
 
 
-def workspace_margin(gpu: Gpu, convolutions: bool) -> int:
-    """What a traced request gets at least where nobody measured workspaces, in per cent of the peak."""
-    if gpu.workspaces_measured:
-        return 0
-    return WORKSPACE_MARGIN if convolutions else OTHER_MARGIN
-
-
 def measured_where(gpu: Gpu, estimate: Estimate) -> Dict[str, Any]:
     """What of an estimate for this GPU was measured where, for programs."""
     here = in_environment(gpu, environment_of(estimate.job))
@@ -183,7 +176,7 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
     if not gpu.measured:
         found.append(_said_of_context(gpu))
     if traced and not gpu.workspaces_measured:
-        least = estimate.peak_mib * workspace_margin(gpu, convolutions) // 100
+        least = estimate.peak_mib * (WORKSPACE_MARGIN if convolutions else OTHER_MARGIN) // 100
         own = estimate.peak_mib * OTHER_MARGIN // 100 + estimate.margin.workspace_mib
         request += max(least, own)
         if convolutions:

@@ -10,7 +10,7 @@ from slurm_gpumem.config.node import node_config_from
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.site.doctor.findings import Finding, Severity, critical, note, warning
-from slurm_gpumem.site.nodes import CudaContext, divided_gpus
+from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.setup.plan import SLASH_SEPARATOR
 from slurm_gpumem.site.setup.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
@@ -127,21 +127,6 @@ def site_table_matches(now: Snapshot) -> Iterator[Finding]:
     said_separator = now.lua.site.get("separator")
     if said_separator not in (separator, "nil"):
         yield _stale(f"its separator is {said_separator!r}, Slurm {now.version_text} has {separator!r}")
-
-
-def site_contexts_are_current(now: Snapshot) -> Iterator[Finding]:
-    """What `gpumem calibrate` found out since reaches the plug-in with the table only."""
-    if now.lua is None:
-        return
-    for stated, known in zip(now.lua.contexts, now.contexts):
-        if known and stated.context != known:
-            yield warning(
-                "site-contexts",
-                f"gpumem_site.lua is older than what is known of {stated.gpu_type or 'the GPUs'}: "
-                f"{_context_words(stated.context)} there, {_context_words(known)} now",
-                "memory lines of plain sbatch ask for another memory than gpusbatch",
-                _REFRESH,
-            )
 
 
 def site_files_agree(now: Snapshot) -> Iterator[Finding]:
@@ -301,12 +286,6 @@ def _file_of(key: str) -> str:
 
 def _kinds(kinds: Set[Tuple[str, int]]) -> str:
     return ", ".join(f"{kind or 'gpu'} with {shares}" for kind, shares in sorted(kinds)) or "no shares"
-
-
-def _context_words(context: CudaContext) -> str:
-    """Its size and its margin: "context 1,727 (+0) MiB"."""
-    percent = f", workspaces +{context.conv_percent} %" if context.conv_percent else ""
-    return f"context {context.both:,} (+{context.margin:,}) MiB{percent}"
 
 
 def _stale(what: str) -> Finding:

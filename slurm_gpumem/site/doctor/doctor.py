@@ -53,7 +53,6 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.lua_files_are_there,
     check_hooks.lua_loads,
     check_hooks.site_table_matches,
-    check_hooks.site_contexts_are_current,
     check_hooks.site_files_agree,
     check_hooks.site_file_is_right,
     check_hooks.prolog_runs_at_allocation,

@@ -7,9 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
-
-from slurm_gpumem.site.nodes import CudaContext
+from typing import Dict, List, Mapping, Optional, Tuple
 
 INTERPRETERS = ("lua5.1", "lua5.4", "lua5.3", "lua5.2", "lua", "luajit")
 """Debian's Slurm links 5.1, so that one first."""
@@ -17,7 +15,6 @@ INTERPRETERS = ("lua5.1", "lua5.4", "lua5.3", "lua5.2", "lua", "luajit")
 # The site's own job_submit.lua is only compiled: running it here could do anything.
 _PROGRAM = r"""
 local folder = arg[1]
-local unpack = unpack or table.unpack
 local function broken(name, why)
   print("broken\t" .. name .. "\t" .. tostring(why):gsub("%s+", " "))
 end
@@ -38,28 +35,10 @@ else
     print("partition\t" .. name)
     for _, gpu in ipairs(gpus) do
       print("gpu\t" .. name .. "\t" .. (gpu.type or "") .. "\t" .. string.format("%d", gpu.shares))
-      if type(gpu.context) == "table" then
-        local percent = gpu.traced_percent or {}
-        local sizes = { unpack(gpu.context) }
-        local workspace, margin = gpu.workspace_mib or 0, gpu.context_margin_mib or 0
-        for _, size in ipairs({ workspace, margin, percent[1] or 0, percent[2] or 0 }) do
-          sizes[#sizes + 1] = size
-        end
-        print("context\t" .. (gpu.type or "") .. "\t" .. string.format("%d", gpu.memory_mib) .. "\t"
-          .. table.concat(sizes, ","))
-      end
     end
   end
 end
 """
-
-
-class LuaContext(NamedTuple):
-    """What gpumem_site.lua says of a GPU type's context, as it stands there."""
-
-    gpu_type: str
-    memory_mib: int
-    context: CudaContext
 
 
 @dataclass(frozen=True)
@@ -72,8 +51,6 @@ class LuaReport:
     """mode, gres, shard_mib and separator of gpumem_site.lua."""
     partitions: Mapping[str, Tuple[Tuple[str, int], ...]] = field(default_factory=dict)
     """Type ("" for none) and shares of one GPU, for each kind of GPU of each partition."""
-    contexts: Tuple[LuaContext, ...] = ()
-    """Of each type that has one, once."""
 
 
 def try_lua(folder: Path) -> Optional[LuaReport]:
@@ -101,7 +78,6 @@ def parse_report(text: str) -> LuaReport:
     broken: List[Tuple[str, str]] = []
     site: Dict[str, str] = {}
     partitions: Dict[str, List[Tuple[str, int]]] = {}
-    contexts: List[LuaContext] = []
     for line in text.splitlines():
         what, *values = line.split("\t")
         if what == "broken" and len(values) == 2:
@@ -112,21 +88,4 @@ def parse_report(text: str) -> LuaReport:
             partitions.setdefault(values[0], [])
         elif what == "gpu" and len(values) == 3 and re.fullmatch("[0-9]{1,9}", values[2]):
             partitions.setdefault(values[0], []).append((values[1], int(values[2])))
-        elif what == "context" and len(values) == 3:
-            contexts.extend(_context(*values))
-    return LuaReport(
-        tuple(broken),
-        site,
-        {name: tuple(gpus) for name, gpus in partitions.items()},
-        tuple(dict.fromkeys(contexts)),
-    )
-
-
-def _context(gpu_type: str, memory: str, sizes: str) -> List[LuaContext]:
-    """As a list of one; empty where somebody's own table has something else there."""
-    try:
-        bare, conv, matmul, both, workspace, margin, with_conv, other = map(int, sizes.split(","))
-        found = CudaContext(bare, conv, matmul, both, workspace, margin, with_conv, other)
-        return [LuaContext(gpu_type, int(memory), found)]
-    except ValueError:
-        return []
+    return LuaReport(tuple(broken), site, {name: tuple(gpus) for name, gpus in partitions.items()})

@@ -7,7 +7,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
+from slurm_gpumem.site.nodes import NodeGroup
 from slurm_gpumem.site.setup.plan import LEVEL, PACK, SPREAD, SitePlan
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
@@ -186,28 +186,10 @@ def _lua_instances(plan: SitePlan) -> Sequence[str]:
     lines = []
     for name in plan.partitions or ("*",):
         inside = [group for group in plan.groups if not plan.partitions or name in group.partitions]
-        found = {
-            (gpus.memory_mib, gpus.gpu_type, ", ".join(_lua_context(gpus)))
-            for group in inside
-            for gpus in group.gpus
-            if gpus.instance
-        }
-        entries = [
-            f"{{ type = {_lua(kind)}, memory_mib = {mib}{f', {context}' if context else ''} }}"
-            for mib, kind, context in sorted(found)
-        ]
+        found = {(gpus.memory_mib, gpus.gpu_type) for group in inside for gpus in group.gpus if gpus.instance}
+        entries = [f"{{ type = {_lua(kind)}, memory_mib = {mib} }}" for mib, kind in sorted(found)]
         lines += [f"    [{_lua(name)}] = {{ {', '.join(entries)} }},"] if entries else []
     return ["  instances = {", *lines, "  },"] if lines else []
-
-
-def _lua_context(gpus: GpuGroup) -> List[str]:
-    """What a memory line needs to know of a GPU."""
-    if not gpus.context:
-        return []
-    *contexts, workspace, margin, conv, other = gpus.context
-    fields = [f"context = {{ {', '.join(map(str, contexts))} }}, workspace_mib = {workspace}"]
-    fields += [f"context_margin_mib = {margin}"] if margin else []
-    return fields + ([f"traced_percent = {{ {conv}, {other} }}"] if conv or other else [])
 
 
 def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
@@ -217,7 +199,6 @@ def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
             continue
         fields = [f"type = {_lua(gpus.gpu_type)}"] if gpus.gpu_type else []
         fields += [f"shares = {plan.shares(gpus)}", f"memory_mib = {plan.usable_mib(gpus)}"]
-        fields += _lua_context(gpus)
         if group.memory_mib:
             fields.append(f"host_mib = {group.memory_mib // group.gpu_count}")
         if group.cpus:

@@ -15,7 +15,7 @@ from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site import queue_order
 from slurm_gpumem.site.hidden_nodes import cloud_notes
-from slurm_gpumem.site.nodes import ContextOf, GpuGroup, MemoryOf, NodeGroup
+from slurm_gpumem.site.nodes import GpuGroup, MemoryOf, NodeGroup
 from slurm_gpumem.site.queue_order import flow_settings, has_patience
 from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf, refuse_pending_edits, same_gres
 from slurm_gpumem.site.setup.gres_conf import edit_gres_conf, in_device_order
@@ -104,12 +104,7 @@ class Proposal:
         return "".join(parts).encode(errors="replace").decode()
 
 
-def propose(
-    options: SetupOptions,
-    snapshot: Optional[Snapshot],
-    memory_of: MemoryOf,
-    context_of: Optional[ContextOf] = None,
-) -> Proposal:
+def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: MemoryOf) -> Proposal:
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
     if snapshot is not None:
         refuse_pending_edits(snapshot)
@@ -118,7 +113,7 @@ def propose(
     where = snapshot.where if snapshot else Where()
     gres = options.gres or _gres_in_use(snapshot)
     size = shard_size(options.shard_mib, snapshot, memory_of)
-    groups = _with_contexts(_groups(options, gres, size, snapshot, memory_of), context_of)
+    groups = _groups(options, gres, size, snapshot, memory_of)
     plan = SitePlan(
         groups=in_device_order(groups, current, where),
         gres=gres,
@@ -236,20 +231,6 @@ def _groups(
             "Describe the nodes: gpumem setup --gpu 'n[1-4]=a100:4:40G'"
         )
     return (site_nodes.with_host(found, known, [found.nodes]),)
-
-
-def _with_contexts(groups: Tuple[NodeGroup, ...], context_of: Optional[ContextOf]) -> Tuple[NodeGroup, ...]:
-    if context_of is None:
-        return groups
-    return tuple(
-        replace(
-            group,
-            gpus=tuple(
-                replace(gpus, context=context_of(gpus.gpu_type, gpus.memory_mib)) for gpus in group.gpus
-            ),
-        )
-        for group in groups
-    )
 
 
 def _default_partition(snapshot: Optional[Snapshot]) -> Optional[str]:

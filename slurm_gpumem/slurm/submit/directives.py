@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from slurm_gpumem.slurm.submit.script import BatchScript
 
 MARK = "#GPUMEM"
-MEMORY_LINE = "memory-line"
-"""A key that stands in scripts only: the model's memory by batch size, which the job_submit plug-in reads."""
-
+_OLD_KEY = "memory-line"
+"""Stands in scripts that earlier versions wrote."""
+_INSTEAD = f"write {MARK} model=summary.txt (with gpusbatch) or {MARK} mem=12G instead"
 
 _MEANT = {
     "memory": "mem",
@@ -42,6 +42,8 @@ class Directives(NamedTuple):
 
     found: Tuple[Directive, ...]
     warnings: Tuple[str, ...]
+    old_line: bool = False
+    """Whether a memory line is there, which is ignored; a warning says so."""
 
 
 def read_directives(
@@ -54,7 +56,7 @@ def read_directives(
     known = list(known_keys)
     found: List[Directive] = []
     warnings: List[str] = []
-    end = 0
+    end, old_line = 0, False
     for number, line in script.head():
         end = number
         where = f"{script.name}, line {number}"
@@ -70,6 +72,10 @@ def read_directives(
             key, equals, value = word.partition("=")
             if word in switches:
                 found.append(Directive(key, "yes", number))
+            elif key == _OLD_KEY:
+                if not old_line:
+                    warnings.append(f"{where}: {key}= is ignored; {_INSTEAD}")
+                old_line = True
             elif not equals or not value:
                 warnings.append(f"{where}: {word!r} is not key=value; ignored")
             elif key not in known:
@@ -82,7 +88,7 @@ def read_directives(
                 f"{script.name}, line {number}: {MARK} stands behind the first command and is not read"
             )
             break
-    return Directives(tuple(found), tuple(warnings))
+    return Directives(tuple(found), tuple(warnings), old_line)
 
 
 def _is_directive(line: str) -> bool:

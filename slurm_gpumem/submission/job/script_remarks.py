@@ -42,7 +42,7 @@ _FRACTION = r"\bXLA_(?:PYTHON_)?CLIENT_MEM_FRACTION=[\"']?([0-9]*\.[0-9]+)"
 
 def batch_remark(asked: Submission, workload: Workload) -> Optional[str]:
     """A line for the job whose command names another batch size than the estimate is for."""
-    batch = workload.job.batch_size if workload.job else workload.line_batch
+    batch = workload.job.batch_size if workload.job else 0
     if not batch or asked.gpus.gpus > 1:
         return None
     found = [one for one in named_batches(asked.commands, asked.script_text) if one.size]
@@ -50,20 +50,6 @@ def batch_remark(asked: Submission, workload: Workload) -> Optional[str]:
         return None
     where, words, _ = found[0]
     return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
-
-
-def variables_remark(asked: Submission, workload: Workload) -> Optional[str]:
-    """For a memory line, which was made before: what the job sets that may not be in it."""
-    if workload.line is None:
-        return None
-    given = [key for key in ("alloc-conf", "cublas-workspace") if asked.settings.text(key)]
-    if not given:
-        return None
-    words = " and ".join(f"{key}={asked.settings.text(key)}" for key in given)
-    return (
-        f"the job sets {words}; a memory line holds for what was set when it was made. "
-        "gpumem estimate --directive --write makes it again"
-    )
 
 
 def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[str, ...]:

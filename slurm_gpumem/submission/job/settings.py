@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Opt
 from slurm_gpumem.config.kinds import COVERAGE, SLOWDOWN, Kind
 from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.slurm.submit.directives import MEMORY_LINE, Directive
+from slurm_gpumem.slurm.submit.directives import Directive
 from slurm_gpumem.units import parse_mib, parse_seconds
 
 if TYPE_CHECKING:
-    # Without a model or a memory line none of these is needed, and gpusbatch starts sooner.
+    # Without a model none of these is needed, and gpusbatch starts sooner.
     from slurm_gpumem.estimators.job.training_job import StatedTraining
-    from slurm_gpumem.estimators.memory_line import MemoryLine
-    from slurm_gpumem.estimators.types import TrainingJob
     from slurm_gpumem.submission.job.job_variables import Variables
 
 ON_OOM = ("requeue", "fail")
@@ -101,7 +99,7 @@ class JobSettings:
     @property
     def asks_for_share(self) -> bool:
         """Whether anything here asks for part of a GPU, or for one that nobody shares."""
-        return bool(self.trace or self.model or self.mem_mib or self.memory_line or self.exclusive_gpu)
+        return bool(self.trace or self.model or self.mem_mib or self.exclusive_gpu)
 
     @property
     def trace(self) -> bool:
@@ -137,52 +135,6 @@ class JobSettings:
     def trace_limit_s(self) -> Optional[int]:
         """How long one trace may take, where the job says."""
         return self._number("trace-limit")
-
-    @property
-    def memory_line(self) -> Optional[MemoryLine]:
-        """The script's memory line; None without one, or where a model or `mem` replaces it."""
-        setting = self._settings.get(MEMORY_LINE)
-        if setting is None or self.model is not None or self.mem_mib is not None:
-            return None
-        from slurm_gpumem.estimators.memory_line import check_settings, parse_line
-        from slurm_gpumem.training_names import plain_name
-
-        try:
-            line = parse_line(setting.value)
-        except UsageError as error:
-            raise UsageError(f"{setting.origin}: {error}") from None
-        # Presets of a file are for jobs that do not state a value; the line does.
-        given = {
-            key: plain_name(self.text(key) or "", key)
-            for key in ("optimizer", "precision")
-            if self._layer(key) > FILES
-        }
-        wrong = check_settings(line, given)
-        if wrong:
-            raise UsageError(f"{setting.origin}: {wrong}.\nRegenerate it, or add --model summary.txt.")
-        return line
-
-    def stale_line(self, fingerprint: str, job: TrainingJob) -> Optional[str]:
-        """Why the script's memory line is not this model's and job's, where it has one; None when it is."""
-        setting = self._settings.get(MEMORY_LINE)
-        if setting is None:
-            return None
-        from slurm_gpumem.estimators.memory_line import job_words, parse_line
-
-        try:
-            line = parse_line(setting.value)
-        except UsageError as error:
-            return f"{setting.origin}: {error}"
-        if line.fingerprint == fingerprint and line.job == job_words(job):
-            return None
-        return (
-            f"{setting.origin}: the {MEMORY_LINE} was made from another summary or another way to train; "
-            "sbatch would use it: regenerate it with gpumem estimate --directive --write"
-        )
-
-    def line_batch(self, line: MemoryLine) -> int:
-        """The batch size for a memory line: its own unless something states one."""
-        return (self._number("batch-size") if self._layer("batch-size") > FILES else None) or line.batch
 
     @property
     def gpu(self) -> Optional[str]:

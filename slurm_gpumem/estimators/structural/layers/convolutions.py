@@ -207,7 +207,7 @@ def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
 
 _SMS = 132
 """Multiprocessors of the measured GPU. Used for every GPU, so that a job's memory differs between GPUs by
-their context alone, as memory lines assume."""
+their context alone."""
 
 
 @lru_cache(maxsize=8192)
