@@ -1,7 +1,7 @@
 """Fit what priorities do among jobs at one MPS server: `python -m lab.fit.priority`.
 
-Reads the sets of `lab/gpu/priorities.py` (`priorities.jsonl`) and writes the part `priority` of
-models/fitted/interference.json. Prints, for each way, how far predicted slowdowns are from the measured ones.
+Reads measured sets (`priorities.jsonl`) and writes the part `priority` of models/fitted/interference.json.
+Prints, for each way, how far predicted slowdowns are from the measured ones.
 """
 
 from __future__ import annotations
