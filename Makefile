@@ -84,7 +84,7 @@ $(VENV)/.train-ready: $(VENV)/.test-ready
 # The demo needs no database, linter or torch, so that it starts quickly.
 demo: APT_PACKAGES := $(DEMO_PACKAGES)
 demo: setup
-	@$(BIN)/python -m slurm_gpumem.cli.demo
+	@$(BIN)/python -m slurm_gpumem.devcluster.demo
 
 setup: apt $(BIN)/gpumem
 setup-test: apt $(VENV)/.test-ready

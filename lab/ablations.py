@@ -31,7 +31,7 @@ from slurm_gpumem.estimators.structural import modules
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.traced import replay
 from slurm_gpumem.estimators.types import CustomForward
-from slurm_gpumem.estimators.workspaces import convolutions, fourier
+from slurm_gpumem.estimators.workspaces import convolutions
 
 BLIND = ("blind", "fresh", "third-blind", "fourth-blind", "fifth-blind", "sixth")
 _FORWARDS = ("registry", "attentions", "images", "language")
@@ -90,13 +90,13 @@ MECHANISMS: Dict[str, Mechanism] = {
         needs='"benchmark":true',
     ),
     "Fourier predictor": Mechanism(
-        fourier, "picked", lambda *_: False, ("workspaces/fourier.py",), needs='"uses_conv":true'
+        convolutions, "picked", lambda *_: False, ("workspaces/convolutions.py",), needs='"uses_conv":true'
     ),
     "convolutions": Mechanism(
         convolutions,
         "_bytes",
         lambda *_: 0,
-        ("workspaces/convolutions.py", "workspaces/columns.py"),
+        ("workspaces/convolutions.py",),
         needs='"uses_conv":true',
     ),
 }

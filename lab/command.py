@@ -6,7 +6,7 @@ import importlib
 from typing import Callable, Iterable
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.terminal.command import run_command
+from slurm_gpumem.terminal.say import run_command
 
 
 def require(*libraries: str) -> None:

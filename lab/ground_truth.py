@@ -23,9 +23,8 @@ from typing import Any, Container, Dict, Iterator, List, Mapping, Optional, Sequ
 from lab.places import GROUND_TRUTH, shown
 from lab.rows import read_rows, rows_in
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
-from slurm_gpumem.estimators.job.optimizers import OPTIMIZER_RULES
-from slurm_gpumem.estimators.types import Gpu, TrainingJob
+from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.estimators.types import OPTIMIZER_RULES, Gpu, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB

@@ -12,6 +12,7 @@ CATALOGUE = _LAB / "catalogue"
 
 # The fits, which are shipped; estimates read them.
 MODELS = _REPOSITORY / "models"
+FITTED = MODELS / "fitted"
 
 # What the fits are made from and judged by stays in the repository.
 DATA = _LAB / "data"
@@ -19,7 +20,6 @@ GROUND_TRUTH = DATA / "ground-truth"
 HANDWRITTEN = DATA / "handwritten"
 BLIND_CHECKS = (DATA / "blind-check", *(DATA / f"blind-check-{number}" for number in (2, 3, 4)))
 OPERATORS = GROUND_TRUTH / "operators.jsonl.xz"
-CONVOLUTIONS = GROUND_TRUTH / "convolutions.jsonl.xz"
 NARROW = GROUND_TRUTH / "narrow.jsonl.xz"
 NARROW_CHECK = GROUND_TRUTH / "narrow-check.jsonl.xz"
 SETS = DATA / "utilization"
@@ -28,7 +28,6 @@ PREDICTIONS = DATA / "predictions"
 SIMULATION = DATA / "simulation"
 SCRIPT_ROWS = DATA / "scripts"
 OTHER_ESTIMATORS = DATA / "others" / "rows.jsonl.xz"
-REHEARSAL = _LAB / "docs" / "rehearsal"
 TRACE_FIGURES = DATA / "traces" / "figures.jsonl.gz"
 OWN_TRACES = DATA / "traces" / "own-networks.jsonl.xz"
 TRACE_KERNELS = DATA / "traces" / "kernels.jsonl.xz"

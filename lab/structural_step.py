@@ -10,9 +10,8 @@ import sys
 from typing import List, Optional, Set
 
 from lab.command import exit_code
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.structural.estimator import simulate
-from slurm_gpumem.estimators.structural.replay import Replay
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import Replay, simulate
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

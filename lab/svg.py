@@ -9,16 +9,11 @@ from typing import Sequence, Tuple
 from slurm_gpumem.text import clipped
 
 _LONGEST = 120
-LIGHT = """
+STYLE = """
 .plot{font:13px system-ui,"Segoe UI",Roboto,Arial,sans-serif}
 .plot .ground{fill:#fff}.plot text{fill:#5a6673}.plot .ink{fill:#1a2129}
 .plot .title{font-size:20px;font-weight:600}
 .plot .grid{stroke:#e3e8ed}.plot .axis{stroke:#1a2129}.plot .edge{stroke:#5a6673;stroke-dasharray:2 3}
-"""
-LIGHT_AND_DARK = f"""{LIGHT}@media(prefers-color-scheme:dark){{
-.plot .ground{{fill:#181a1b}}.plot text{{fill:#a3adb8}}.plot .ink{{fill:#e6ebf0}}
-.plot .grid{{stroke:#333b44}}.plot .axis{{stroke:#e6ebf0}}.plot .edge{{stroke:#a3adb8}}
-}}
 """
 
 
@@ -87,13 +82,13 @@ def key(x: float, y: float, colour: str, words: str) -> str:
     )
 
 
-def document(width: int, height: int, label: str, parts: Sequence[str], style: str = LIGHT) -> str:
+def document(width: int, height: int, label: str, parts: Sequence[str]) -> str:
     """The whole drawing, as a file of its own or inside a page."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width} {height}" '
             f'width="{width}" height="{height}" role="img" aria-label="{escape(clipped(label, _LONGEST))}">',
-            f"<style>{style}</style>",
+            f"<style>{STYLE}</style>",
             f'<rect class="ground" width="{width}" height="{height}"/>',
             *parts,
             "</svg>\n",

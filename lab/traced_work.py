@@ -16,7 +16,7 @@ from lab.rows import open_text, read_rows
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import DTYPES, KERNELS, PHASES, Kernel, Trace, TracedJob, evaluate
 from slurm_gpumem.utilization.model import TextQuality
-from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
+from slurm_gpumem.utilization.predict import trace_quality, work_of_trace
 from slurm_gpumem.utilization.work import StepWork
 
 

@@ -9,7 +9,7 @@ from lab.ground_truth import JOB_TOGGLES, job_of, load_texts
 from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, SETS, shown
 from lab.rows import rows_in
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.utilization.interference import EQUAL, PER_USER, SHARED, SIDE, TIMESLICE, TURNS
 from slurm_gpumem.utilization.model import TARGETS

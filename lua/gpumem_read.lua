@@ -146,7 +146,7 @@ function M.find_directives(script)
 end
 
 --- The first comment of the head that was meant as a #GPUMEM line ("# GPUMEM mem=12G", "#gpumem mem=12G"): its
--- number and how to write it; nil if there is none. slurm/submit/directives.py has the same rule: "##GPUMEM" is
+-- number and how to write it; nil if there is none. slurm/submit/script.py has the same rule: "##GPUMEM" is
 -- a line that somebody switched off.
 function M.find_slip(script)
   local at, count = 1, 0

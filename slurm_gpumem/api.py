@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.estimators.job.training_job import StatedTraining
+from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.slurm.submit.sbatch import SbatchRefusedError, installed_options, run_sbatch
 from slurm_gpumem.slurm.submit.sbatch_options import OptionTable, read_command_line, sbatch_table

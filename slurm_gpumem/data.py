@@ -1,12 +1,15 @@
-"""Where the files that travel with the package are."""
+"""Where the files that travel with the package are, and those of fitted numbers read."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Callable, TypeVar, Union
+
+from slurm_gpumem.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 _PACKAGE = os.path.dirname(os.path.realpath(__file__))
 FOLDERS = ("~/.local/share/gpumem", "/usr/local/share/gpumem", "/usr/share/gpumem")
@@ -33,3 +36,20 @@ def data_path(folder: str, name: str) -> Path:
     from pathlib import Path
 
     return Path(data_file(folder, name))
+
+
+T = TypeVar("T")
+
+
+def fitted(path: Union[str, os.PathLike[str]], form: str, make: Callable[[Any], T]) -> T:
+    """What `make` takes from a file's JSON; ConfigError where it is missing, damaged or of another format."""
+    import json
+
+    try:
+        with open(path, "rb") as file:
+            content = json.load(file)
+        if content["format"] != form:
+            raise ValueError(f"its format is {content['format']!r}, not {form!r}")
+        return make(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: cannot be used: {error}; install slurm-gpumem again") from None

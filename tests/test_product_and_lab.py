@@ -13,11 +13,11 @@ PACKAGE = Path(slurm_gpumem.__file__).parent
 LAB = PACKAGE.parent / "lab"
 PRODUCT = sorted(PACKAGE.rglob("*.py"))
 ASKS_WHERE_IT_IS = {
-    "site/calibration/context.py": "the package's root, for a child's import path",
+    "site/calibration_context.py": "the package's root, for a child's import path",
     "data.py": "the files that ship",
     "devcluster/cluster.py": "modules of its own, copied for jobs",
     "devcluster/demo.py": "docs/examples: the demo runs in a checkout, and says so elsewhere",
-    "devcluster/tree.py": "a module of its own, copied into a tree",
+    "devcluster/installation.py": "a module of its own, copied into a tree",
     "injected/gpumem_trace.py": "files of the user's modules",
     "injected/sitecustomize.py": "its own folder, to find the user's file of that name",
     "submission/job_trace/cache.py": "the tracer's files, since another tracer must trace again",
@@ -30,7 +30,7 @@ ASKS_WHERE_IT_IS = {
     "tracing/own_code.py": "the package's root, to tell its frames from the user's",
     "tracing/model/load.py": "files of the user's modules",
     "tracing/follow/evaluations.py": "files of the user's modules",
-    "tracing/engine/value_checks.py": "the package's root, to tell its frames from others",
+    "tracing/engine/value_dependent_code.py": "the package's root, to tell its frames from others",
     "tracing/script/run.py": "the package's root and its own programs, for the traced command",
 }
 

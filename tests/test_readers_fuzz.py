@@ -18,14 +18,14 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 import pytest
 
 from lab.simulate.trace_file import read_trace
-from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.config.kinds import parse_ladder
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.node import load_node_config
 from slurm_gpumem.config.recovery import load_recovery_config
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.estimators.gpu_types.environment import read_environment
-from slurm_gpumem.estimators.gpu_types.gpus import gpu_table
-from slurm_gpumem.formats import live, notes, own_live, remembered, slot_state, task_file
+from slurm_gpumem.estimators.environment import read_environment
+from slurm_gpumem.estimators.gpus import gpu_table
+from slurm_gpumem.formats import live, notes, remembered, slot_state, task_file
 from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.formats.curve import parse_curve
 from slurm_gpumem.formats.decisions import SCHEMA as DECISIONS
@@ -35,17 +35,15 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.hooks.inbox import read_request
 from slurm_gpumem.node.sampler import prometheus
 from slurm_gpumem.recovery.job_comment import parse_comment
-from slurm_gpumem.simulation.gpu_use import read_jobstats
+from slurm_gpumem.simulation.what_if import read_jobstats
 from slurm_gpumem.simulation.what_if_text import parse_fleet
+from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
 from slurm_gpumem.site.doctor.lua_report import parse_report
-from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import parse_descriptions, parse_instances, parse_nvidia_smi
-from slurm_gpumem.slurm import client, gres, node_names
-from slurm_gpumem.slurm.conf import config_show
+from slurm_gpumem.slurm import client, config_show, gres, node_names
 from slurm_gpumem.slurm.state import nodes, queue, sacct
 from slurm_gpumem.slurm.state.history import parse_history
-from slurm_gpumem.slurm.submit.directives import read_directives
-from slurm_gpumem.slurm.submit.script import read_script
+from slurm_gpumem.slurm.submit.script import read_directives, read_script
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import parse_mib, parse_seconds
 from tests.accounting.job_records import record
@@ -157,8 +155,8 @@ READERS: Dict[str, Reader] = {
     ),
     "live": Reader(of_file(_live), (LIVE,)),
     "own live": Reader(
-        of_file(own_live.read_own_live),
-        (table(own_live.SCHEMA, node="n1", at=5.0, jobs={"7": {"gpus": [0], "shards": 12}}),),
+        of_file(live.read_own_live),
+        (table(live.OWN_SCHEMA, node="n1", at=5.0, jobs={"7": {"gpus": [0], "shards": 12}}),),
     ),
     "fault note": Reader(
         of_file(lambda path: notes.read_fault_note(path, 5.0)), (table(notes.FAULT_SCHEMA, at=5.0, jobs=[7]),)

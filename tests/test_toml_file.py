@@ -106,7 +106,7 @@ def test_a_file_that_is_not_utf8_or_not_there_is_refused_by_its_name(tmp_path: P
 
 def test_a_plain_file_does_not_load_the_library() -> None:
     code = (
-        "import sys; from slurm_gpumem.estimators.gpu_types.gpus import find_gpu; find_gpu('a100'); "
+        "import sys; from slurm_gpumem.estimators.gpus import find_gpu; find_gpu('a100'); "
         "print(any(name.startswith('toml') for name in sys.modules))"
     )
     done = subprocess.run(

@@ -23,8 +23,7 @@ from lab.fairness import trainer
 from lab.fairness.workload import LONG, SCALE, SECONDS_PER_HOUR, STEP_S, WAYS, Way, steps_of, trace
 from slurm_gpumem.devcluster import hooks
 from slurm_gpumem.devcluster.cluster import up
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
+from slurm_gpumem.devcluster.spec import ClusterSpec, Layout, NodeSpec
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.simulation.types import SimJob
 from slurm_gpumem.terminal.say import say

@@ -1,8 +1,9 @@
 """Fit which gradients of weights cuDNN computes by Fourier transforms: `python -m lab.fit.fourier`.
 
 Reads the operators of operators.jsonl.xz and narrow.jsonl.xz in lab/data/ground-truth and writes
-models/cudnn-fourier.bin: trees that say how likely a call is one (estimators/workspaces/fourier.py; how much
-it takes is a rule, not fitted). No fit reads narrow-check.jsonl.xz, which the tests check it on.
+models/fitted/cudnn-fourier.bin: trees that say how likely a call is one
+(estimators/workspaces/convolutions.py; how much it takes is a rule, not fitted).
+No fit reads narrow-check.jsonl.xz, which the tests check it on.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from typing import Any, List, Sequence
 
 from lab.command import exit_code, require
 from lab.fit.workspaces import SCRAP, Column, Columns, columns_of, to_bytes
-from lab.places import MODELS, NARROW, OPERATORS, shown
+from lab.places import FITTED, NARROW, OPERATORS, shown
 from lab.probe.measured_calls import MeasuredCall, load_calls
-from slurm_gpumem.estimators.workspaces.convolutions import FEATURES, features
-from slurm_gpumem.estimators.workspaces.fourier import FEATURES as BESIDE
-from slurm_gpumem.estimators.workspaces.fourier import FILE, FORMAT, weight_bytes, with_transforms
-from slurm_gpumem.estimators.workspaces.number_files import COLUMNS
+from slurm_gpumem.estimators.workspaces.convolutions import (
+    COLUMNS,
+    FEATURES,
+    features,
+    weight_bytes,
+    with_transforms,
+)
+from slurm_gpumem.estimators.workspaces.convolutions import FOURIER_FEATURES as BESIDE
+from slurm_gpumem.estimators.workspaces.convolutions import FOURIER_FILE as FILE
+from slurm_gpumem.estimators.workspaces.convolutions import FOURIER_FORMAT as FORMAT
 
 TREES, LEAF, DEPTH, SHARE = 15, 3, 16, 0.5
 """Of the forest; fewest cases of a leaf; deepest; features that a split looks at."""
@@ -77,7 +84,7 @@ def main() -> int:
     import numpy as np
 
     cases = Cases([*load_calls(OPERATORS), *load_calls(NARROW)])
-    path = MODELS / FILE
+    path = FITTED / FILE
     path.write_bytes(as_file(cases.trees(np.arange(len(cases.calls)))))
     print(f"{len(cases.calls):,} calls, {cases.such.sum()} by transforms: {shown(path)}")
     return 0

@@ -2,7 +2,7 @@
 
     python -m lab.fit.interference
 
-Writes models/interference.json, and lab/data/folds/interference.json: one fit a model, without any set
+Writes models/fitted/interference.json, and lab/data/folds/interference.json: one fit a model, without any set
 with a job of that model, to judge it by.
 """
 
@@ -16,7 +16,7 @@ from joblib import Parallel, delayed
 from scipy.optimize import least_squares
 
 from lab.fit.utilization import data_sha256
-from lab.places import INTERFERENCE_FOLDS, MODELS, SETS
+from lab.places import FITTED, INTERFERENCE_FOLDS, SETS
 from lab.score.sets import model_of
 from lab.shared_speeds import SetJob, load_from, speeds
 from lab.utilization_runs import SharedSet, load_sets, mode_of
@@ -134,7 +134,7 @@ def fit_all(sets: Sequence[SharedSet]) -> Dict[str, Any]:
 
 def main() -> int:
     """Fit all, then without each model in turn; write both."""
-    path = MODELS / FILE
+    path = FITTED / FILE
     sets = load_sets()
     modes = fit_all(sets)
     several = sum(one.mode == PER_USER and len(set(one.users)) > 1 for one in sets)

@@ -8,8 +8,9 @@ hand-written networks of all data sets are one.
 
 Runs of past blind checks count like all others: they were scored before they are used here.
 
-Writes models/margins.json (from all), lab/data/folds/margins.json (without a part of the families and one
-author's hand-written networks) and the card models/margins.md with the figures on what was held out.
+Writes models/fitted/margins.json (from all), lab/data/folds/margins.json (without a part of the families and
+one author's hand-written networks) and the card models/fitted/margins.md with the figures on what was held
+out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lab.fit.margin_fit import Need, fit
 from lab.fit.margins_card import card
 from lab.fit.text_rows import Row, rows
 from lab.ground_truth import load_ground_truth, load_ground_truth_rows
-from lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, MARGIN_FOLDS, MODELS
+from lab.places import BLIND_CHECKS, FITTED, GROUND_TRUTH, HANDWRITTEN, MARGIN_FOLDS
 from lab.score.trace_figures import load_figures
 from lab.score.trace_score import measured_runs, real_mib
 from slurm_gpumem.estimators import margin
@@ -118,10 +119,10 @@ def main(argv: Optional[List[str]] = None) -> int:
         needs += needs_of_texts(folder, kept)
     whole = fit(needs)
     parts = [fit([one for one in needs if one.fold != number]) for number in range(folds.FOLDS)]
-    (MODELS / margin.FILE).write_text(json.dumps(whole) + "\n")
+    (FITTED / margin.FILE).write_text(json.dumps(whole) + "\n")
     MARGIN_FOLDS.write_text(json.dumps(parts) + "\n")
     lines = card(needs, parts, whole)
-    (MODELS / "margins.md").write_text("\n".join(lines) + "\n")
+    (FITTED / "margins.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     return 0
 

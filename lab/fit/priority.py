@@ -1,7 +1,7 @@
 """Fit what priorities do among jobs at one MPS server: `python -m lab.fit.priority`.
 
-Reads the sets of `lab/gpu/priorities.py` (`priorities.jsonl`) and writes the part `priority` of
-models/interference.json. Prints, for each way, how far predicted slowdowns are from the measured ones.
+Reads measured sets (`priorities.jsonl`) and writes the part `priority` of models/fitted/interference.json.
+Prints, for each way, how far predicted slowdowns are from the measured ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
-from lab.places import MODELS, SETS
+from lab.places import FITTED, SETS
 from lab.rows import read_rows
 from lab.shared_speeds import load_from, usual_load
 from lab.utilization_runs import load_sets
@@ -91,7 +91,7 @@ def scale_points(
 
 def main() -> int:
     """Fit, write, and print how good it is."""
-    content: Dict[str, Any] = json.loads((MODELS / FILE).read_text())
+    content: Dict[str, Any] = json.loads((FITTED / FILE).read_text())
     known = content["modes"][SIDE]["coefficients"]
     sets = measured(ROWS, known)
     taught = [one for one in sets if one.way in LOW]
@@ -102,7 +102,7 @@ def main() -> int:
     part = {"eased": eased, "raised": raised, "scale": scale}
     card = content.pop("card")
     content.update(priority=part, card=card)
-    (MODELS / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    (FITTED / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
     print(f"eased {eased:g}, raised {raised:g}")
     for way in (*PLAIN, *LOW):
         chosen = [one for one in sets if one.way == way]

@@ -15,7 +15,7 @@ from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, List, 
 
 from lab.fit.text_rows import Row, rows
 from lab.ground_truth import load_ground_truth
-from lab.places import GROUND_TRUTH, MODELS, shown
+from lab.places import FITTED, GROUND_TRUTH, shown
 from slurm_gpumem.estimators.corrected.estimator import SHAPELESS
 from slurm_gpumem.estimators.corrected.similar import (
     FILE,
@@ -112,7 +112,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     kept = args.rows / f"{GROUND_TRUTH.name}.jsonl.gz" if args.rows else None
     found = rows(load_ground_truth(GROUND_TRUTH), kept)
     # Not packed: every estimate reads it.
-    path = MODELS / FILE
+    path = FITTED / FILE
     path.write_text(json.dumps(to_json(of_rows(found)), separators=(",", ":")) + "\n")
     print(f"{len(found):,} rows of {len({row.model for row in found}):,} models: {shown(path)}")
     return 0

@@ -3,7 +3,7 @@
 The traces of the lists of scripts (lab/data/scripts) are cut short on purpose: after the third step, before
 any evaluation, checkpoint or later stage. The factor is that of requests, without the context, with which
 half of those that are below what the script took on the GPU are enough. No factor is enough for all: some
-scripts need many times what their first steps do. Writes models/unfinished.json.
+scripts need many times what their first steps do. Writes models/fitted/unfinished.json.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import json
 from statistics import median
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 
-from lab.places import MODELS
+from lab.places import FITTED
 from lab.scripts.lists import LISTS
 from lab.scripts.score import judge, load, measured_need
-from slurm_gpumem.estimators import margin, registry
-from slurm_gpumem.estimators.gpu_types import gpus
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators import gpus, margin, registry
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
@@ -98,7 +97,7 @@ def main() -> None:
     found = sorted(cuts(), key=lambda one: one.short)
     below = [one for one in found if one.short > 1]
     factor = round(median(one.short for one in below), 1)
-    (MODELS / margin.UNFINISHED).write_text(json.dumps({"format": FORMAT, "factor": factor}) + "\n")
+    (FITTED / margin.UNFINISHED).write_text(json.dumps({"format": FORMAT, "factor": factor}) + "\n")
     for one in below:
         print(f"{one.name:<40} needs {one.short:.2f} times the request of its first {STEPS} steps")
     wide = sum(one.request * factor for one in found) / sum(one.need for one in found)

@@ -1,8 +1,8 @@
 """Fit utilization on jobs measured alone, and interference on sets: `make fit-utilization`.
 
-Writes models/utilization.json (fitted on all rows), lab/data/folds/utilization.json.gz (one fit a fold,
-without that fold's models or without a whole collection of jobs; `make accuracy` scores with these) and
-the card models/utilization.md.
+Writes models/fitted/utilization.json (fitted on all rows), lab/data/folds/utilization.json.gz (one fit a
+fold, without that fold's models or without a whole collection of jobs; `make accuracy` scores with these) and
+the card models/fitted/utilization.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lab.fit.folds import ALL_FOLDS, COLLECTIONS, collection_of, is_hand_written
 from lab.fit.roofline import Fitted, fit_coefficients, session_of
 from lab.fit.utilization_card import card_lines
 from lab.fit.utilization_rows import UtilizationRow, rows_of, rows_of_traces
-from lab.places import MODELS, UTILIZATION_FOLDS
+from lab.places import FITTED, UTILIZATION_FOLDS
 from lab.score.gpuutilnet_table import BUSY, class_of, dataset_of
 from lab.traced_work import load_traced
 from lab.utilization_runs import SOLO_FILES, SOLO_FOLDERS, load_solo, load_solo_texts
@@ -288,7 +288,7 @@ def data_sha256(folders: Sequence[Path], prefixes: Tuple[str, ...] = SOLO_FILES)
 
 def main() -> int:
     """Fit, write, and say how good it is on models that were held out."""
-    path = MODELS / FILE
+    path = FITTED / FILE
     runs = load_solo()
     by_source = {
         SUMMARY: rows_of(runs, load_solo_texts(runs)),

@@ -1,7 +1,7 @@
 """Fit which workspace cuDNN takes for a convolution: `python -m lab.fit.workspaces`.
 
-Reads the single operators of lab/data/ground-truth/operators.jsonl.xz and writes models/cudnn-workspaces.bin.
-A tree's splits come from which sum (BASES) the workspace is or begins with; each leaf then
+Reads the single operators of lab/data/ground-truth/operators.jsonl.xz and writes models/fitted/cudnn-
+workspaces.bin. A tree's splits come from which sum (BASES) the workspace is or begins with; each leaf then
 takes the sum, the factor and the bytes beyond that are right for most of its cases. How much is taken beyond
 a sum for parts of sums over the batch, one more tree for each kind of call tells.
 """
@@ -15,17 +15,19 @@ from array import array
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from lab.command import exit_code, require
-from lab.places import MODELS, OPERATORS
+from lab.places import FITTED, OPERATORS
 from lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
+    BEYOND,
+    COLUMNS,
     FEATURES,
     FILE,
     FORMAT,
     base_bytes,
     features,
+    little_endian,
 )
-from slurm_gpumem.estimators.workspaces.number_files import BEYOND, COLUMNS, little_endian
 from slurm_gpumem.summaries.trace_types import CALLS
 
 TREES, LEAF, DEPTH, SHARE = 5, 3, 16, 0.5
@@ -187,7 +189,7 @@ def main() -> int:
     require("numpy", "sklearn")
     cases = load_calls(OPERATORS)
     forests = grow(cases)
-    path = MODELS / FILE
+    path = FITTED / FILE
     path.write_bytes(to_bytes(*as_columns(forests, len(cases))))
     leaves = sum(
         feature < 0 for forest in forests.values() for tree in forest["trees"] for feature in tree[0]

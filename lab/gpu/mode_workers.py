@@ -1,7 +1,7 @@
 """Training loops as processes of chosen users, forked from one parent that has imported torch already.
 
-Forked, they start in two seconds instead of ten; each becomes its user before it touches the GPU. They take
-orders and answer in JSON lines, so that a driver can train, fault, stop and kill them at given moments.
+Forked, they start in two seconds instead of ten; each becomes its user before it touches the GPU. They train
+until a given moment and answer in JSON lines.
 """
 
 from __future__ import annotations
@@ -55,33 +55,6 @@ class OnGpu:
     def memory(self) -> Dict[str, Any]:
         return {"reserved_mib": self.torch.cuda.max_memory_reserved() >> 20}
 
-    def hog(self, cap_mib: int) -> int:
-        """MiB reserved in the end, by the first refusal or at the cap."""
-        try:
-            while self.torch.cuda.memory_reserved() < cap_mib << 20:
-                self._held.append(self.torch.ones(128 << 18, device="cuda"))
-                self.torch.cuda.synchronize()
-        except RuntimeError as error:
-            if "out of memory" not in str(error):
-                raise
-        return int(self.torch.cuda.memory_reserved() >> 20)
-
-    def assert_fault(self) -> None:
-        values = self.torch.zeros(10, device="cuda")
-        values[self.torch.tensor([1000], device="cuda")].sum().item()
-
-    def illegal_access(self) -> None:
-        import ctypes
-
-        from life_worker import PTX
-
-        cuda = ctypes.CDLL("libcuda.so.1")
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        cuda.cuModuleLoadData(ctypes.byref(module), PTX)
-        cuda.cuModuleGetFunction(ctypes.byref(function), module, b"crash")
-        cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
-        self.torch.cuda.synchronize()
-
 
 class Played:
     """The same without a GPU, for a rehearsal of the driver."""
@@ -100,15 +73,6 @@ class Played:
 
     def memory(self) -> Dict[str, Any]:
         return {"reserved_mib": 1}
-
-    def hog(self, cap_mib: int) -> int:
-        return cap_mib
-
-    def assert_fault(self) -> None:
-        raise RuntimeError("played device-side assert")
-
-    def illegal_access(self) -> None:
-        raise RuntimeError("played illegal access")
 
 
 def _conv_loss(torch: Any, kind: str, batch: int) -> Callable[[], Any]:
@@ -166,12 +130,6 @@ class Worker:
         answer = self.hear(max(0.1, self._build_s - (time.monotonic() - self._began)))
         return {**answer, "seconds": round(time.monotonic() - self._began, 2)}
 
-    def order(self, **order: Any) -> None:
-        try:
-            os.write(self._orders, json.dumps(order).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # it has ended: what it answered before says why
-
     def hear(self, seconds: float) -> Dict[str, Any]:
         """Its next answer; {"error": ...} when none comes in time."""
         deadline = time.monotonic() + seconds
@@ -187,7 +145,11 @@ class Worker:
         return dict(json.loads(line))
 
     def train(self, until: float) -> None:
-        self.order(do="train", until=until)
+        """Until that moment of time.monotonic(); `hear` has the ends of its steps."""
+        try:
+            os.write(self._orders, f"{until}\n".encode())
+        except BrokenPipeError:
+            pass  # it has ended: what it answered before says why
 
     def end(self) -> None:
         for number in (signal.SIGCONT, signal.SIGKILL):
@@ -225,26 +187,11 @@ def _live(
         part: Any = Played(name) if played else OnGpu(name)
         say(built=True, pid=os.getpid())
         for line in os.fdopen(orders):
-            order = json.loads(line)
-            if order["do"] == "train":
-                ends = []
-                while time.monotonic() < order["until"]:
-                    part.step()
-                    ends.append(round(time.monotonic(), 4))
-                say(ends=ends)
-            elif order["do"] == "hold":
-                part.hold(order["mib"])
-                say(**part.memory())
-            elif order["do"] == "hog":
-                say(held_mib=part.hog(order["cap_mib"]))
-            else:
-                acted = time.monotonic()
-                try:
-                    getattr(part, order["do"])()
-                    say(acted=acted, harmless=True)
-                except BaseException as error:
-                    say(acted=acted, error=str(error).splitlines()[0][:200], died=time.monotonic())
-                    raise
+            until, ends = float(line), []
+            while time.monotonic() < until:
+                part.step()
+                ends.append(round(time.monotonic(), 4))
+            say(ends=ends)
     except BaseException as error:  # noqa: BLE001 - what ended it is what is being looked for
         try:
             say(error=(str(error).splitlines() or [type(error).__name__])[0][:200], died=time.monotonic())

@@ -1,459 +1,300 @@
-"""A day at a small site, rehearsed: real Slurm, one GPU, two users, the same trace in each way of sharing.
+"""What sharing gains by default: 24 jobs of three users through real Slurm on one GPU, one server for all.
 
-As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root; one mode per command:
+As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root:
 
-    python3 lab/gpu/rehearsal.py --out DIR --mode solo      step time, power, activity of each kind, alone
-    python3 lab/gpu/rehearsal.py --out DIR --mode shared    then per-user, timeslice, exclusive
-    python3 lab/gpu/rehearsal.py --out DIR --mode limit-shared    shares under max_slowdown, two OOMs
-                                                              injected; or limit-per-user
-    python3 lab/gpu/rehearsal.py --out DIR --mode report    a page and a picture (--page); needs no GPU
+    python3 lab/gpu/rehearsal.py --out DIR             solo rates first, then the queue
+    python3 lab/gpu/rehearsal.py --out DIR --figures   what came of it; needs no GPU
 
-DIR/MODE.jsonl gets a row per job, sample and summary as they come; a mode whose summary is there is not run
-again, one that was cut off begins again, and its rows are kept as MODE.cut.jsonl. Each mode runs `solo` first
-where its rows are not there. `exclusive` runs a part of the trace one job after the other: it checks the
-exclusive time that is computed from the solo steps. Slurm is started by --up (see node_life.py). `--rehearse`
-plays it without GPU, with a python3 that all users can start.
+Shares are those of `gpusbatch` at `--max-slowdown`, Slurm's settings those of `gpumem setup`. Two jobs need
+more than they ask for, run out of memory and come back; two more are ended by scancel while they train. The
+same 24 jobs one after another are computed from solo rates, checked with a job that had the GPU alone.
+DIR/solo.jsonl and DIR/default.jsonl get rows as they come. `--rehearse` plays it without GPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import shlex
-import shutil
 import sys
-import tempfile
 import time
+from math import ceil
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from statistics import fmean, median
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))
 
-from life_machine import LifeError, Machine, run
-from mode_workers import Worker, rate
-from rehearsal_limit import asked_shards, write_limit_report
-from rehearsal_report import write_report
+import rehearsal_jobs
+from life_machine import Machine, machine_of, options
+from rehearsal_jobs import CONTEXT_GIB, Gauge, Planned, Rows, marks_of, read_rows, submit
 
-from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.config.schema import SHARING
-from slurm_gpumem.node.gpus import find_gpus, standin_gpus
-from slurm_gpumem.node.sources.base import SourceError
-from slurm_gpumem.node.sources.choose import choose_source
+from lab.score.short_queue import MEMORY_GIB, QUEUE
+from lab.shared_speeds import usual_load
+from slurm_gpumem.site.queue_order import flow_settings
+from slurm_gpumem.utilization.budget import share_for, worst_of
+from slurm_gpumem.utilization.interference import SHARED
 
-LIMITED = {"limit-shared": "shared", "limit-shared-long": "shared", "limit-per-user": "per-user"}
-"""Modes with shares under max_slowdown, and the way of sharing."""
-MODES = ("shared", "per-user", "timeslice", *LIMITED)
-MEMORY_GIB = {"small": 12, "conv32": 28, "text16": 28, "conv256": 44, "text128": 44}
-"""What each kind holds, and asks for: light, medium and heavy jobs, of which four or five fit one GPU."""
-SOLO_S, LONG_S = 8.0, 18.0
-"""What each job would train alone; in a mode of long jobs."""
-TRACE = 2 * ("conv256", "small", "conv32", "text16", "small", "text128", "conv32", "text16")
-"""The queue, in this order; the users take turns, the other way round in the second half."""
-SUBSET = ("00-conv256", "01-small")
-"""The serial check."""
-INJECTED = ("03-text16", "04-small")
-"""Jobs under a limit that need more than their share: they run out of memory and come back."""
-INJECTED_GIB = 6
-CONTEXT_GIB = 2
-_SCHEDULER = "SchedulerParameters=sched_interval=2,bf_interval=2\n"
+GPU_SHARDS = 139
+MODE = "default"
+SHORT = (3, 8)
+"""Jobs that need more than they ask for."""
+MORE_GIB = 6
+OWN_MIB = {"small": 146, "text16": 1314, "conv32": 1530, "conv256": 12470, "text128": 6140}
+"""What PyTorch reserved for each kind on an H200; what else it claims it holds idle."""
+CANCELLED = (("small", 60), ("text16", 60))
+"""Ended by scancel some seconds after they have begun to train; submitted behind the first eight."""
+TRAINS_S = 5.0
+ALONE = (("small", 5),)
+"""Has the GPU to itself, before the queue."""
+_INTERVALS = "sched_interval=2,bf_interval=2"
+_DATABASE = {"AccountingStorageType": "accounting_storage/slurmdbd"}
+"""As at a site that has one. Here is none: no job waits for the hour after which age would count."""
 
 
-class Planned(NamedTuple):
-    """One job of the trace."""
+class Figures(NamedTuple):
+    """Of one run; seconds, kJ."""
 
-    name: str
-    kind: str
-    user: int
-    steps: int
-    shards: int
-    ballast_mib: int
-    memory_gib: int
-    """What its owner expects it to hold."""
-    sm: float
-    """SM activity alone."""
-
-
-class Rows:
-    """A file of JSON lines, written as they come."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if path.exists():
-            path.replace(path.with_suffix(".cut.jsonl"))
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open for life
-
-    def say(self, **row: Any) -> None:
-        line = json.dumps(row)
-        print(line[:240], flush=True)
-        self._file.write(line + "\n")
-        self._file.flush()
+    jobs: int
+    lost: int
+    makespan: float
+    completion: float
+    slow: Sequence[float]
+    energy: Optional[float]
+    whole_makespan: float
+    whole_completion: float
+    whole_energy: Optional[float]
+    of_bound: float
+    """The largest slowdown as a part of what was predicted at most for that job and its share."""
+    saved: float
+    """GPU time with a job on it, less than if each had had it alone, with start-up as long as it was."""
+    reported: Optional[float]
+    """The same by `gpumem report`."""
+    came_back: int
+    cancelled: int
+    victims: int
 
 
-class Gauge:
-    """Energy and activity of the GPU."""
-
-    def __init__(self, ledger: Optional[Path], node: str) -> None:
-        config = NodeConfig(ledger=ledger)
-        gpus = standin_gpus(ledger, node) if ledger else find_gpus(config, node)
-        self.uuid = gpus[0].uuid
-        self._source = choose_source(config, node, gpus)
-
-    def energy_j(self) -> Optional[float]:
-        try:
-            return self._source.energy_j(self.uuid)
-        except SourceError:
-            return None
-
-    def sample(self) -> Dict[str, Any]:
-        try:
-            found = self._source.sample(self.uuid)
-        except SourceError:
-            return {}
-        return {"sm": found.sm_active, "power_w": found.power_w, "used_mib": found.memory_used_mib}
-
-    def watch(self, seconds: float) -> Dict[str, Optional[float]]:
-        """Mean power and SM activity over a while."""
-        self.sample()
-        began, before = time.monotonic(), self.energy_j()
-        time.sleep(seconds)
-        after, spent = self.energy_j(), time.monotonic() - began
-        power = None if before is None or after is None else round((after - before) / spent, 1)
-        return {"power_w": power, "sm": self.sample().get("sm")}
+def asked_shards(memory: int, active: float, step: float, limit: float) -> int:
+    """What gpusbatch asks for where a job takes that many shards of memory."""
+    share = share_for(usual_load(active, step), limit, limit, SHARED).share
+    return max(memory, min(ceil(share * GPU_SHARDS), GPU_SHARDS))
 
 
-def read_rows(path: Path) -> List[Dict[str, Any]]:
-    """All rows that are whole; none without a file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def _steps_per_s(out: Path, kind: str) -> float:
-    return float(next(row["steps_per_s"] for row in read_rows(out / "solo.jsonl") if row.get("kind") == kind))
-
-
-def planned(solo: Sequence[Dict[str, Any]], count: int, solo_s: float) -> List[Planned]:
-    """The trace with as many steps as take the time that each kind is to train alone."""
+def planned(solo: Sequence[Dict[str, Any]], limit: float, scale: float, count: int) -> List[Planned]:
+    """The first jobs of the queue with their shares, and those that will be cancelled."""
     rows = {row["kind"]: row for row in solo if "steps_per_s" in row}
-    jobs = []
-    for number, kind in enumerate(TRACE[:count]):
-        steps = max(3, round(solo_s * rows[kind]["steps_per_s"]))
-        memory, user = MEMORY_GIB[kind], (number + number // 8) % 2
-        active = rows[kind].get("sm") or 0.0
-        name, ballast = f"{number:02d}-{kind}", memory * 1024 - 8192
-        jobs.append(Planned(name, kind, user, steps, memory + CONTEXT_GIB, ballast, memory, active))
-    return jobs
+
+    def job(name: str, kind: str, seconds: float, user: int, short: bool = False) -> Planned:
+        row, memory = rows[kind], MEMORY_GIB[kind]
+        rate, active = row["steps_per_s"], row.get("sm") or 0.0
+        shards = asked_shards(memory + CONTEXT_GIB, active, 1 / rate, limit)
+        ballast = (shards + MORE_GIB) * 1024 if short else max(0, memory * 1024 - OWN_MIB[kind])
+        return Planned(name, kind, user, max(3, round(seconds * rate)), shards, ballast, memory, active)
+
+    jobs = [
+        job(f"{place:02d}-{kind}", kind, scale * seconds, place % 3, place in SHORT)
+        for place, (kind, seconds) in enumerate(QUEUE[:count])
+    ]
+    ended = [job(f"cancel{n}-{kind}", kind, seconds, n) for n, (kind, seconds) in enumerate(CANCELLED)]
+    return [*jobs[:8], *ended, *jobs[8:]]
 
 
-def under_limit(
-    jobs: Sequence[Planned], solo: Sequence[Dict[str, Any]], limit: float, way: str
-) -> List[Planned]:
-    """The trace with shares for activity, too, as gpusbatch would ask; the injected ones need more."""
-    asked = []
-    for job in jobs:
-        row = next(row for row in solo if row.get("kind") == job.kind)
-        shards = asked_shards(job.shards, job.sm, 1 / row["steps_per_s"], limit, way)
-        ballast = (shards + INJECTED_GIB) * 1024 if job.name in INJECTED else job.ballast_mib
-        asked.append(job._replace(shards=shards, ballast_mib=ballast))
-    return asked
-
-
-def solo(rows: Rows, gauge: Gauge, played: bool, window: float = 1.6) -> None:
-    """Every kind alone on the GPU: step time, power, activity."""
-    rows.say(idle=gauge.watch(1.5))
-    workers = [Worker(kind, 65534, {"HOME": "/tmp"}, played, build_s=40.0) for kind in MEMORY_GIB]
-    built = {worker.name: worker.wait_built().get("seconds") for worker in workers}
-    for worker in workers:
-        begin = time.monotonic() + 0.3
-        worker.train(begin + window + 0.1)
-        time.sleep(0.3)
-        gauges = gauge.watch(window)
-        found = rate(worker.hear(20), begin, begin + window)
-        rows.say(kind=worker.name, steps_per_s=found, built_s=built[worker.name], **gauges)
-    for worker in workers:
-        worker.end()
-    rows.say(summary=True)
-
-
-def submit(
-    machine: Machine, job: Planned, mode: str, played: bool, *, fault_after: float = 0.0, comment: str = ""
-) -> int:
-    """A batch job of the trace; its marks go to work/MODE-NAME.marks."""
-    _, uid, gid = machine.users[job.user]
-    stem = machine.work / f"{mode}-{job.name}"
-    words = f"--steps={job.steps} --ballast={job.ballast_mib} --out={stem}.marks" + " --played" * played
-    words += f" --fault-after={fault_after}" if fault_after else ""
-    script = Path(f"{stem}.sh")
-    script.write_text(
-        "#!/bin/bash\nunset LD_LIBRARY_PATH\n"
-        f"export HOME={machine.work} PYTHONPATH={machine.package} PYTHONDONTWRITEBYTECODE=1\n"
-        f"exec {sys.executable} {machine.work}/rehearsal_worker.py {job.kind} {words}\n"
-    )
-    whole = mode == "exclusive"
-    record = f"rehearsal gpumem/1:est={job.memory_gib * 1024},req={(job.memory_gib + CONTEXT_GIB) * 1024}"
-    record += f",by=rehearsal,shards={job.shards},model={job.kind}"
-    record += f",sm={round(100 * job.sm)},smby=remembered" if job.sm else ""
-    done = run(
-        [
-            "sbatch",
-            "--parsable",
-            f"--uid={uid}",
-            f"--gid={gid}",
-            f"--job-name={job.name}",
-            f"--output={stem}.out",
-            f"--chdir={machine.work}",
-            "--cpus-per-task=1",
-            "--time=10",
-            "--gres=gpu:1" if whole else f"--gres=shard:{job.shards}",
-            f"--comment={record}{comment}",
-            str(script),
-        ],
-        15,
-        env=machine.env,
-    )
-    if done.returncode or not done.stdout.strip().isdigit():
-        raise LifeError(f"sbatch of {job.name}: {done.stderr[-300:]}")
-    machine.jobs[job.name] = int(done.stdout)
-    return machine.jobs[job.name]
-
-
-def marks_of(machine: Machine, mode: str, name: str) -> Dict[str, Any]:
-    """What a job has marked so far, its steps joined."""
-    found: Dict[str, Any] = {"ends": [], "failed": []}
-    for row in read_rows(machine.work / f"{mode}-{name}.marks"):
-        if "began" in row and "died" in found:
-            failed = [found.get(key) for key in ("began", "died", "error")]
-            found = {"ends": [], "failed": [*found["failed"], failed]}
-        found["ends"] += row.pop("ends", [])
-        found.update(row)
-    return found
-
-
-def trace(
-    machine: Machine, rows: Rows, gauge: Gauge, mode: str, jobs: Sequence[Planned], limit_s: float
-) -> None:
-    """Submit the whole queue at once and watch until the last job has ended."""
+def alone(machine: Machine, rows: Rows, gauge: Gauge, solo: Sequence[Dict[str, Any]]) -> None:
+    """Jobs that have the GPU to themselves: start-up, and whether the solo rates hold under Slurm."""
+    rates = {row["kind"]: row["steps_per_s"] for row in solo if "steps_per_s" in row}
     played = machine.ledger is not None
-    idle = gauge.watch(1.5)
+    for kind, seconds in ALONE:
+        steps, memory = max(3, round(seconds * rates[kind])), MEMORY_GIB[kind]
+        name = f"alone-{kind}"
+        before, began = gauge.energy_j(), time.time()
+        submit(machine, Planned(name, kind, 0, steps, 1, 0, memory, 0.0), "exclusive", played)
+        machine.ended([name], 60)
+        marks, after = marks_of(machine, "exclusive", name), gauge.energy_j()
+        energy = None if before is None or after is None else after - before
+        said = {key: marks.get(key, began) - began for key in ("began", "ready", "done")}
+        rows.say(alone=kind, steps=steps, energy_j=energy, seconds=time.time() - began, **said)
+
+
+def queue(machine: Machine, rows: Rows, gauge: Gauge, jobs: Sequence[Planned], limit_s: float) -> None:
+    """Submit all at once, cancel the two when they train, watch until the last has ended."""
+    played = machine.ledger is not None
+    idle, before, began = gauge.watch(1.5), gauge.energy_j(), time.time()
+    submitted = {}
     for job in jobs:
-        for old in machine.work.glob(f"{mode}-{job.name}.*"):
-            old.unlink()
-    submitted: Dict[str, float] = {}
-    before, began = gauge.energy_j(), time.time()
-    for job in jobs:
-        submitted[job.name] = time.time()
-        more = ",oom=requeue" if mode in LIMITED else ""
-        submit(machine, job, mode, played, comment=more)
+        submitted[job.name] = time.time() - began
+        submit(machine, job, MODE, played, comment=",oom=requeue")
     told: set[str] = set()
-
-    def tell(job: Planned, marks: Dict[str, Any]) -> None:
-        told.add(job.name)
-        about = {"kind": job.kind, "user": job.user, "steps": job.steps, "shards": job.shards}
-        when = {"memory_gib": job.memory_gib, "submitted": round(submitted[job.name] - began, 3)}
-        rows.say(job=job.name, **about, **when, **_relative(marks, began))
-
     while len(told) < len(jobs) and time.time() - began < limit_s:
-        time.sleep(1.0)
+        time.sleep(0.5)
         rows.say(t=round(time.time() - began, 2), **gauge.sample())
         for job in jobs:
-            marks = marks_of(machine, mode, job.name) if job.name not in told else {}
-            comes_back = mode in LIMITED and job.name in INJECTED
-            if "done" in marks or ("died" in marks and not comes_back):
-                tell(job, marks)
+            if job.name in told:
+                continue
+            marks = marks_of(machine, MODE, job.name)
+            ends = job.name.startswith("cancel")
+            if ends and "ready" in marks and time.time() - marks["ready"] > TRAINS_S:
+                machine.cancel([job.name])
+                marks["cancelled"] = time.time()
+            came_back = "died" in marks and job.name in {f"{n:02d}-{QUEUE[n][0]}" for n in SHORT}
+            if "done" in marks or "cancelled" in marks or ("died" in marks and not came_back):
+                told.add(job.name)
+                _tell(rows, job, marks, submitted[job.name], began)
     after, ended = gauge.energy_j(), time.time()
     missing = [job for job in jobs if job.name not in told]
     for job in missing:
-        tell(job, marks_of(machine, mode, job.name))
-    if missing:
-        machine.cancel([job.name for job in missing])
+        _tell(rows, job, marks_of(machine, MODE, job.name), submitted[job.name], began)
+    machine.cancel([job.name for job in missing])
     machine.ended([job.name for job in jobs], 30)
     energy = None if before is None or after is None else round(after - before, 1)
     names = [job.name for job in missing]
-    rows.say(
-        summary=True, mode=mode, span_s=round(ended - began, 2), energy_j=energy, idle=idle, missing=names
+    rows.say(summary=True, mode=MODE, span_s=ended - began, energy_j=energy, idle=idle, missing=names)
+
+
+def _tell(rows: Rows, job: Planned, marks: Dict[str, Any], submitted: float, began: float) -> None:
+    about = {"kind": job.kind, "user": job.user, "steps": job.steps, "shards": job.shards}
+    more = {"cancelled": round(marks["cancelled"] - began, 3)} if "cancelled" in marks else {}
+    known = {**about, "memory_gib": job.memory_gib, "submitted": round(submitted, 3), **more}
+    rows.say(job=job.name, **known, **rehearsal_jobs.relative(marks, began))
+
+
+def figures(out: Path) -> Figures:
+    """What the rows of a folder say."""
+    mine, solo = read_rows(out / f"{MODE}.jsonl"), read_rows(out / "solo.jsonl")
+    kinds = {row["kind"]: row for row in solo if "steps_per_s" in row}
+    told = [row for row in mine if "job" in row]
+    ended = [job for job in told if job["job"].startswith("cancel")]
+    jobs = sorted((job for job in told if job not in ended), key=lambda job: job["job"])
+    done = [job for job in jobs if "done" in job]
+    (summary,) = [row for row in mine if row.get("summary")]
+    startup = fmean(row["ready"] - row["began"] for row in mine if "alone" in row)
+    idle = next(row["idle"]["power_w"] for row in solo if "idle" in row)
+    work = [job["steps"] / kinds[job["kind"]]["steps_per_s"] for job in jobs]
+    ends, clock = [], 0.0
+    for seconds in work:
+        clock += startup + seconds
+        ends.append(clock)
+    watts = [kinds[job["kind"]].get("power_w") for job in jobs]
+    known = idle is not None and None not in watts
+    whole = sum(a * b for a, b in zip(work, watts)) + idle * startup * len(jobs) if known else None
+    before = sum(row["done"] - row["began"] for row in mine if "alone" in row)
+    alone_s = sum(
+        job["ready"]
+        - job["began"]
+        + job.get("trained", len(job.get("ends", ()))) / kinds[job["kind"]]["steps_per_s"]
+        for job in told
+        if "ready" in job
+    )
+    last = max((job["done"] for job in done), default=0.0)
+    limit = next(row["max_slowdown"] for row in mine if "max_slowdown" in row)
+    return Figures(
+        jobs=len(jobs),
+        lost=len(jobs) - len(done),
+        makespan=last,
+        completion=fmean(job["done"] - job["submitted"] for job in done),
+        slow=sorted(_slowdown(job, kinds) for job in done),
+        of_bound=max(_slowdown(job, kinds) / _bound(job, kinds, limit) for job in done),
+        energy=None if summary["energy_j"] is None else summary["energy_j"] / 1000,
+        whole_makespan=ends[-1],
+        whole_completion=fmean(ends),
+        whole_energy=None if whole is None else whole / 1000,
+        saved=1 - (_covered_s(_held(told, last)) + before) / (alone_s + before),
+        reported=next(
+            (row["report"].get("saved") for row in mine if isinstance(row.get("report"), dict)), None
+        ),
+        came_back=sum(bool(job.get("failed")) and "done" in job for job in jobs),
+        cancelled=len([job for job in ended if "cancelled" in job]),
+        victims=sum("illegal" in f"{job.get('failed')} {job.get('error')}" for job in jobs),
     )
 
 
-def report(machine: Machine, rows: Rows) -> None:
-    """What `gpumem report --summary` says of this run, to be held against what the rows say."""
-    env = {**machine.env, "GPUMEM_SITE_CONFIG": f"{machine.state}/gpumem.toml"}
-    code = "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"
-    for words in (["--json"], []):
-        command = [str(machine.venv_python), "-I", "-c", code, "report", "--summary", "--all-time", *words]
-        done = run(command, 30, env=env)
-        try:
-            said = json.loads(done.stdout) if words else {}
-        except ValueError:
-            said = {}
-        rows.say(report=said.get("total") or (done.stdout + done.stderr)[-3000:].splitlines())
-    jobs = [json.loads(path.read_text()) for path in sorted(machine.spool.glob("*.json"))]
-    keys = ("job_id", "restarts", "slowed_s", "slowed_by", "sm_s", "energy_j", "start", "end", "verdict")
-    rows.say(records=[{key: one[key] for key in keys if key in one} for one in jobs])
+def _slowdown(job: Dict[str, Any], kinds: Dict[str, Any]) -> float:
+    return float((job["done"] - job["ready"]) * kinds[job["kind"]]["steps_per_s"] / job["steps"])
 
 
-def fault(machine: Machine, rows: Rows, mode: str, steps: int) -> None:
-    """Two users at one server, and an illegal access of one: what becomes of the other, what is recorded?"""
-    played = machine.ledger is not None
-    names = ("victim", "culprit")
-    jobs = [Planned(name, "small", user, steps, 14, 1024, 12, 0.0) for user, name in enumerate(names)]
-    for job in jobs:
-        submit(machine, job, mode, played, fault_after=3.0 if job.name == "culprit" else 0.0)
-    gone = machine.ended(names, 60)
-    time.sleep(3)
-    for name in names:
-        marks, record = marks_of(machine, mode, name), machine.record(name)
-        kept = {key: record.get(key) for key in ("mode", "hints", "events", "exit_code", "uid")}
-        lived = marks.get("died", marks.get("done", 0)) - marks.get("ready", 0)
-        rows.say(fault=name, gone=gone, error=marks.get("error"), trained_s=round(lived, 2), record=kept)
-    suspects = {path.name: path.read_text() for path in machine.run_dir.glob("suspects/*")}
-    again = Planned("again", "small", 0, 20, 14, 1024, 12, 0.0)
-    submit(machine, again, mode, played, comment=",again=1,why=neighbour")
-    machine.ended(["again"], 45)
-    marks, record = marks_of(machine, mode, "again"), machine.record("again")
-    kept = {key: record.get(key) for key in ("mode", "notes")}
-    rows.say(fault="again", done="done" in marks, mps=marks.get("mps"), suspects=suspects, record=kept)
+def _bound(job: Dict[str, Any], kinds: Dict[str, Any], limit: float) -> float:
+    """By today's model, with priorities."""
+    kind = kinds[job["kind"]]
+    load = usual_load(kind["sm"], 1 / kind["steps_per_s"])
+    return worst_of(load, job["shards"] / GPU_SHARDS, limit, SHARED)
 
 
-def again(machine: Machine, rows: Rows) -> None:
-    """What became of the jobs that asked for too little: their runs, as root recorded them."""
-    for name in (name for name in INJECTED if name in machine.jobs):
-        found = sorted(machine.spool.glob(f"{machine.jobs[name]}.*.json"))
-        runs = [json.loads(path.read_text()) for path in found]
-        keys = (
-            "restarts",
-            "shards",
-            "peak_mib",
-            "limit_mib",
-            "start",
-            "end",
-            "exit_code",
-            "verdict",
-            "hints",
-        )
-        rows.say(oom=name, runs=[{key: one.get(key) for key in keys} for one in runs])
-    log = machine.state / "recovery.log"
-    rows.say(recovery_log=log.read_text()[-1500:] if log.exists() else "")
+def _held(jobs: Sequence[Dict[str, Any]], last: float) -> List[Tuple[float, float]]:
+    """When each job had its share, runs that failed and were cancelled, too."""
+    spans = [(job["began"], job.get("done", job.get("cancelled", last))) for job in jobs if "began" in job]
+    return spans + [(began, died) for job in jobs for began, died, _ in job.get("failed", [])]
 
 
-def _relative(marks: Dict[str, Any], began: float) -> Dict[str, Any]:
-    times = {key: round(marks[key] - began, 3) for key in ("began", "ready", "done", "died") if key in marks}
-    ends = [round(end - began, 3) for end in marks["ends"]]
-    kept = {key: marks[key] for key in ("error", "reserved_mib", "mps", "uid") if key in marks}
-    failed = [[round(one - began, 3), round(end - began, 3), error] for one, end, error in marks["failed"]]
-    return {**times, **kept, **({"failed": failed} if failed else {}), "ends": ends}
+def _covered_s(spans: Sequence[Tuple[float, float]]) -> float:
+    """Seconds in which at least one of them runs."""
+    covered, until = 0.0, float("-inf")
+    for low, high in sorted(spans):
+        covered += max(0.0, high - max(low, until))
+        until = max(until, high)
+    return covered
 
 
-def copy_workers(machine: Machine) -> None:
-    """To where its users can run them."""
-    here = Path(__file__).resolve()
-    life = here.parents[2] / "tests" / "gpu" / "life_worker.py"
-    for worker in (here.with_name("mode_workers.py"), here.with_name("rehearsal_worker.py"), life):
-        shutil.copy(worker, machine.work)
+def lines(found: Figures) -> List[str]:
+    """The figures for people."""
+    kj = lambda value: "–" if value is None else f"{value:.1f} kJ"  # noqa: E731
+    part = lambda mine, whole: f"{mine:.1f} of {whole:.1f} s ({100 * mine / whole:.0f} %)"  # noqa: E731
+    return [
+        f"jobs {found.jobs}, lost {found.lost}, out of memory and back {found.came_back}",
+        f"makespan {part(found.makespan, found.whole_makespan)}",
+        f"mean time to completion {part(found.completion, found.whole_completion)}",
+        f"slowdown of training: median {median(found.slow):.2f}, worst {found.slow[-1]:.2f}; "
+        f"at most {found.of_bound:.2f} of the job's own bound",
+        f"energy {kj(found.energy)}, one after another {kj(found.whole_energy)}",
+        f"GPU time saved {100 * found.saved:.0f} %, by gpumem report "
+        + ("–" if found.reported is None else f"{100 * found.reported:.0f} %"),
+        f"scancels {found.cancelled}, victims {found.victims}",
+    ]
 
 
 def main() -> int:
-    """One mode, or the report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--mode", required=True, choices=("solo", *MODES, "exclusive", "report"))
-    parser.add_argument("--max-slowdown", type=float, default=SHARING.default("max_slowdown"))
-    parser.add_argument("--jobs", type=int, help="jobs of the trace that run (default: all; 12 long ones)")
-    parser.add_argument("--train", type=float, help=f"seconds it trains alone ({SOLO_S:g}; long: {LONG_S:g})")
-    parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
-    parser.add_argument("--beside", type=Path, help="rows whose interference the report may use, too")
-    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
-    parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
-    parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
-    parser.add_argument("--mps-control", default="/usr/bin/nvidia-cuda-mps-control")
-    parser.add_argument("--limit", type=float, default=170.0, help="seconds for the trace of one mode")
+    """The whole rehearsal, or its figures."""
+    parser = options(__doc__, "grehearsal")
+    parser.add_argument("--figures", action="store_true", help="print what the rows in --out say")
+    parser.add_argument("--max-slowdown", type=float, default=3.5)
+    parser.add_argument("--scale", type=float, default=1.0, help="times the seconds that each job trains")
+    parser.add_argument("--jobs", type=int, default=len(QUEUE), help="only the first ones of the queue")
+    parser.add_argument("--limit", type=float, default=330.0, help="seconds for the queue")
     parser.add_argument("--open", action="store_true", help="users can load torch: not tried again")
-    parser.add_argument("--rehearse", action="store_true", help="on a dev cluster, with sleeping jobs")
     args = parser.parse_args()
-    long = args.mode.endswith("-long")
-    args.jobs = args.jobs or (12 if long else len(TRACE))
-    args.train = args.train or (LONG_S if long else SOLO_S)
+    if args.figures:
+        print("\n".join(lines(figures(args.out))))
+        return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.mode == "report":
-        if any((args.out / f"{mode}.jsonl").exists() for mode in LIMITED):
-            page = args.page or args.out / "rehearsal-limit.md"
-            write_limit_report(args.out, page, args.beside or args.out)
-        else:
-            write_report(args.out, args.page or args.out / "rehearsal.md")
-        return 0
-    target = args.out / f"{args.mode}.jsonl"
-    if any(row.get("summary") for row in read_rows(target)):
-        print(f"{target} is complete: not run again")
-        return 0
-    if os.geteuid() != 0:
-        parser.error("run it as root: Slurm's daemons and two users' jobs need that")
-    solo_file = args.out / "solo.jsonl"
-    measured = any(row.get("summary") for row in read_rows(solo_file))
-    if not measured and not args.rehearse:
+    machine, down = machine_of(args)
+    if not args.rehearse:
         import torch  # noqa: F401 - once, before the forks
-    slurm, ledger = args.state / "slurm", None
-    if args.rehearse:
-        here = Path(__file__).resolve().parents[2] / "tests" / "gpu"
-        shutil.rmtree(args.state, ignore_errors=True)
-        ledger = slurm / "ledger"
-        args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
-        args.down = f"{sys.executable} {here}/rehearsal_cluster.py down {{slurm}}"
-        (args.state / "bin").mkdir(parents=True)
-        args.mps_control = shutil.copy(
-            here.parent / "node" / "bin" / "nvidia-cuda-mps-control", args.state / "bin"
-        )
-    words = lambda text: [word.format(slurm=slurm) for word in shlex.split(text)]  # noqa: E731
-    machine = Machine(args.state, args.out.resolve(), words(args.up), ledger, args.mps_control)
-    if not measured:
-        solo(Rows(solo_file), _no_gauge() if args.rehearse else Gauge(None, machine.node), args.rehearse)
-    if args.mode == "solo":
-        return 0
-    alone = read_rows(solo_file)
-    jobs = planned(alone, args.jobs, args.train)
-    way = LIMITED.get(args.mode, args.mode)
-    if args.mode in LIMITED:
-        jobs = under_limit(jobs, alone, args.max_slowdown, way)
+    solo_file = args.out / "solo.jsonl"
+    gauge = rehearsal_jobs.no_gauge() if args.rehearse else Gauge(None, machine.node)
+    rehearsal_jobs.solo(Rows(solo_file), gauge, args.rehearse, window=2.0)
+    solo = read_rows(solo_file)
     machine.prepare()
-    copy_workers(machine)
+    rehearsal_jobs.copy_workers(machine)
     opened = {} if args.open else machine.open_to_users()
     try:
-        mps = "timeslice" if args.mode == "exclusive" else way
         hooks = machine.state / "hooks"
         with open(hooks / "hooks.conf", "a", encoding="utf-8") as file:
             file.write(f"recovery_log={machine.state}/recovery.log\n")
-        recovery = f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh\n" if args.mode in LIMITED else ""
-        machine.start({"mps": mps, "activity_every_s": 1, "idle_exit_s": 6}, _SCHEDULER + recovery)
-        rows = Rows(target)
-        limit = {"max_slowdown": args.max_slowdown} if args.mode in LIMITED else {}
-        rows.say(opened=opened, train_s=args.train, **limit)
-        gauge = Gauge(ledger, machine.node)
-        chosen = [job for job in jobs if job.name in SUBSET] if args.mode == "exclusive" else jobs
-        trace(machine, rows, gauge, args.mode, chosen, args.limit)
-        if args.mode == "shared":
-            fault(machine, rows, args.mode, round(15 * _steps_per_s(args.out, "small")))
-        if args.mode in LIMITED:
-            again(machine, rows)
-        report(machine, rows)
-        log = machine.run_dir / "log"
-        rows.say(hooks_log=log.read_text()[-1500:] if log.exists() else "")
+        conf = {"EpilogSlurmctld": f"{hooks}/epilog_slurmctld.sh", **flow_settings(_DATABASE)}
+        conf["SchedulerParameters"] += f",{_INTERVALS}"
+        more = "".join(f"{key}={value}\n" for key, value in conf.items())
+        machine.start({"mps": "shared", "activity_every_s": 1, "idle_exit_s": 6}, more)
+        rows = Rows(args.out / f"{MODE}.jsonl")
+        rows.say(opened=opened, scale=args.scale, max_slowdown=args.max_slowdown, conf=conf)
+        gauge = Gauge(machine.ledger, machine.node)
+        alone(machine, rows, gauge, solo)
+        queue(machine, rows, gauge, planned(solo, args.max_slowdown, args.scale, args.jobs), args.limit)
+        rehearsal_jobs.report(machine, rows)
+        machine.collect()
+        log = machine.state / "recovery.log"
+        rows.say(recovery_log=log.read_text()[-1500:] if log.exists() else "")
     finally:
-        machine.stop(words(args.down))
+        machine.stop(down)
+    print("\n".join(lines(figures(args.out))))
     return 0
-
-
-def _no_gauge() -> Any:
-    class Nothing:
-        def watch(self, seconds: float) -> Dict[str, Optional[float]]:
-            time.sleep(seconds)
-            return {"power_w": 100.0, "sm": 0.5}
-
-    return Nothing()
 
 
 if __name__ == "__main__":

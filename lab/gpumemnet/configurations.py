@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Tuple
 
-from slurm_gpumem.estimators.published.gpumemnet.features import ACTIVATIONS, CNN, MLP, TRANSFORMER
+from slurm_gpumem.estimators.published.features import ACTIVATIONS, CNN, MLP, TRANSFORMER
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 SIZES = {MLP: 3000, CNN: 6500, TRANSFORMER: 5000}

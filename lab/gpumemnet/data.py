@@ -12,7 +12,7 @@ from typing import Dict, List, Sequence, Tuple
 
 from lab.gpumemnet.configurations import configuration, summary_of
 from lab.gpumemnet.labels import class_of, label
-from slurm_gpumem.estimators.published.gpumemnet.features import Features, features
+from slurm_gpumem.estimators.published.features import Features, features
 
 
 @dataclass(frozen=True)

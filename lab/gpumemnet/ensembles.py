@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
-from slurm_gpumem.estimators.published.gpumemnet.features import CNN
+from slurm_gpumem.estimators.published.features import CNN
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6)
 CNN_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 4, 5, 6, 7, 8, 4, 5, 6)

@@ -16,9 +16,9 @@ from typing import Dict, Iterable, Iterator, List, Tuple
 
 from lab.gpumemnet.configurations import Configuration, configuration, mlp_arguments, summary_of
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.environment import Environment, in_environment
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.published.gpumemnet.features import CNN, MLP, TRANSFORMER
+from slurm_gpumem.estimators.environment import Environment, in_environment
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.published.features import CNN, MLP, TRANSFORMER
 from slurm_gpumem.estimators.structural.estimator import estimate as structural
 from slurm_gpumem.estimators.traced.estimator import estimate as traced
 from slurm_gpumem.estimators.types import Gpu, TrainingJob

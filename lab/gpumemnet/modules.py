@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lab.gpumemnet.configurations import Configuration
-from slurm_gpumem.estimators.published.gpumemnet.features import CNN, MLP
+from slurm_gpumem.estimators.published.features import CNN, MLP
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.model.live import summarize
 

@@ -26,9 +26,9 @@ from lab.gpumemnet.configurations import SEED, SIZES
 from lab.gpumemnet.data import Example, examples, split
 from lab.gpumemnet.ensembles import Encoders, Perceptrons, depths_for
 from lab.gpumemnet.labels import EDGES, Agreement, check, check_measured
-from lab.places import MODELS, shown
-from slurm_gpumem.estimators.published.gpumemnet.features import CNN, FAMILIES, MLP, TRANSFORMER
-from slurm_gpumem.estimators.published.gpumemnet.network import (
+from lab.places import FITTED, shown
+from slurm_gpumem.estimators.published.features import CNN, FAMILIES, MLP, TRANSFORMER
+from slurm_gpumem.estimators.published.gpumemnet import (
     ENCODERS,
     FORMAT,
     PERCEPTRONS,
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--share", type=float, default=1.0, help="part of the published number (default: 1)")
     parser.add_argument("--minutes", type=float, default=60.0, help="for one network at most (default: 60)")
     parser.add_argument("--work", type=Path, default=Path("build/gpumemnet"), help="where labels are kept")
-    parser.add_argument("--out", type=Path, default=MODELS, help=f"default: {shown(MODELS)}")
+    parser.add_argument("--out", type=Path, default=FITTED, help=f"default: {shown(FITTED)}")
     parser.add_argument("--check", type=int, default=0, metavar="N", help="trace N of each family as well")
     parser.add_argument("--measured-mlps", type=Path, metavar="CSV", help="the authors' mlp_data_step2.csv")
     return parser

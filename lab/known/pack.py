@@ -23,8 +23,8 @@ from lab.known import BATCH
 from lab.networks.entries import Entry, load_catalogue
 from lab.places import MODELS, shown
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.estimators.known import fingerprint, store
-from slurm_gpumem.estimators.known.codec import decode, encode, parameters
+from slurm_gpumem.estimators.known import store
+from slurm_gpumem.estimators.known.store import decode, encode, parameters
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.summaries.parsers.own import trace_of
@@ -101,7 +101,7 @@ def _peak(trace: Trace) -> int:
 
 def _key(text: str) -> bytes:
     try:
-        return fingerprint.key_of(read_summary(text))
+        return store.key_of(read_summary(text))
     except SummaryError:
         return b""
 
@@ -116,7 +116,7 @@ def _tree_keys(tree: List[Any]) -> List[bytes]:
             own[parents[-1]] -= count
         parents.append(at)
     layers = tuple(Layer(kind, params=count, depth=depth) for (depth, kind, _), count in zip(tree, own))
-    return fingerprint.keys_at_depths(ModelSummary("torchinfo", layers, has_shapes=False))
+    return store.keys_at_depths(ModelSummary("torchinfo", layers, has_shapes=False))
 
 
 class Shown(NamedTuple):
@@ -134,7 +134,7 @@ def texts_of(one: Prepared, texts: Mapping[str, Mapping[str, str]]) -> Iterator[
     if "torchsummary" in made:
         yield Shown(_key(made["torchsummary"]), shapes=True)
     if "torchinfo_full" in made:
-        for key in fingerprint.keys_at_depths(read_summary(made["torchinfo_full"])):
+        for key in store.keys_at_depths(read_summary(made["torchinfo_full"])):
             yield Shown(key, shapes=True)
 
 

@@ -12,7 +12,7 @@ from lab.others.live_tensors import LiveTensors
 from lab.others.training import as_fake, built, training_of
 from lab.score.trace_rows import trace_row
 from slurm_gpumem.estimators.allocator.allocator import FREE, CachingAllocator, Event
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay
 
 Row = Mapping[str, Any]

@@ -21,7 +21,7 @@ from lab.command import print_lines
 from lab.places import OPERATORS
 from lab.probe.cases import Case, forward_of
 from lab.rows import open_text
-from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
+from slurm_gpumem.estimators.workspaces.convolutions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Reduction
 from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
 from slurm_gpumem.tracing.cuda.recurrent import DROPOUT_STATE, NAME

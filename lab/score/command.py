@@ -7,19 +7,26 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from lab.command import exit_code
 from lab.ground_truth import TOOLS, GroundTruth, load_ground_truth
 from lab.places import GROUND_TRUTH, shown
 from lab.score.accuracy import Failure, Score, grouped, score, score_stored, worst
-from lab.score.classes import class_lines
 from lab.score.figures import figures
 from lab.score.predictions import load_predictions
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.units import format_mib
 
+CLASSES: Tuple[Tuple[str, int], ...] = (
+    ("synthetic-mlp", 1),
+    ("synthetic-mlp", 2),
+    ("synthetic-cnn", 8),
+    ("synthetic-transformer", 8),
+)
+"""Families of generated networks and the GiB of one class, as GPUMemNet has them."""
+_MIB_PER_GIB = 1024
 SCHEMA = "gpumem-accuracy/1"
 ALL = "all"
 CAPACITY = "capacity"
@@ -233,6 +240,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="machine-readable, schema " + SCHEMA)
     return parser
+
+
+def class_accuracy(scores: Sequence[Score], gib: int) -> float:
+    """Share of runs whose estimated peak lies in the class of the measured one."""
+    size = gib * _MIB_PER_GIB
+    return sum(s.peak_mib // size == s.real_mib // size for s in scores) / len(scores)
+
+
+def class_lines(scores: Sequence[Score], names: Sequence[str]) -> List[str]:
+    """A table of all estimators; empty where no run is of these families."""
+    cells: Dict[Tuple[str, Tuple[str, int]], str] = {}
+    for name in names:
+        for family, gib in CLASSES:
+            own = [s for s in scores if s.estimator == name and s.run.row.get("family") == family]
+            if own:
+                cells[name, (family, gib)] = f"{class_accuracy(own, gib):.3f}"
+    shown = [name for name in names if any(key[0] == name for key in cells)]
+    columns = [column for column in CLASSES if any(key[1] == column for key in cells)]
+    if not shown:
+        return []
+    heads = [f"{family[len('synthetic-') :]}, {gib} GiB" for family, gib in columns]
+    width = max(len("estimator"), *map(len, shown))
+    lines = ["generated networks: share of peaks in the right class of size", ""]
+    lines[1] = f"{'estimator':<{width}}" + "".join(f"{head:>20}" for head in heads)
+    for name in shown:
+        lines.append(
+            f"{name:<{width}}" + "".join(f"{cells.get((name, column), '-'):>20}" for column in columns)
+        )
+    return lines
 
 
 if __name__ == "__main__":

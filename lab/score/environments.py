@@ -12,8 +12,8 @@ from typing import List, NamedTuple, Sequence, Tuple
 from lab.command import print_lines
 from lab.ground_truth import load_ground_truth, summary_of
 from lab.score.figures import Answer, Figures, figures
-from slurm_gpumem.estimators.gpu_types.environment import Measured, contexts_of, measured_environments
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.environment import Measured, contexts_of, measured_environments
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary

@@ -21,8 +21,8 @@ from lab.command import print_lines
 from lab.ground_truth import load_ground_truth, summary_of
 from lab.score.figures import Answer, Figures, figures
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.environment import environment_of, in_environment
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.environment import environment_of, in_environment
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

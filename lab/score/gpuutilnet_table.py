@@ -28,7 +28,6 @@ TABLE: Dict[Tuple[str, str], Published] = {
     ("Transformer", "sm_occupancy"): Published((30.0, 40.0), 0.68, 0.36),
     ("Transformer", "dram_active"): Published((30.0, 80.0), 0.62, 0.74),
 }
-DATASETS = ("MLP", "CNN", "Transformer")
 _TRANSFORMERS = (
     "transformer",
     "causal-lm",

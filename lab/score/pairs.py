@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Sequence
 
 from lab.command import print_lines
-from lab.places import MODELS, SETS
+from lab.places import FITTED, SETS
 from lab.score.sets import JudgedSet, figure_lines
 from lab.shared_speeds import SetJob, load_from
 from lab.utilization_runs import SharedSet, load_sets, way_of
@@ -46,7 +46,7 @@ def load_frozen(path: Path = FROZEN, coefficients: Path = COEFFICIENTS) -> Inter
         raise UsageError(f"{coefficients.name} has other coefficients than {path.name} was written for")
     # Priorities came later, and no pair had them.
     content = {**json.loads(coefficients.read_text()), "format": FORMAT}
-    later = json.loads((MODELS / FILE).read_text())["priority"]
+    later = json.loads((FITTED / FILE).read_text())["priority"]
     return from_json({**content, "priority": later})
 
 

@@ -1,6 +1,6 @@
 """Short jobs on one GPU, all queued at once: `python -m lab.score.short_queue`.
 
-The 24 jobs of `lab/gpu/rehearsal_default.py`, with the rates and activities that were measured alone on an
+The 24 jobs of `lab/gpu/rehearsal.py`, with the rates and activities that were measured alone on an
 H200 (two runs), ten seconds of start-up, and shares as `gpusbatch` asks for them; simulated by limit, with
 Slurm's own order of the queue and with small shares that go around large ones.
 """

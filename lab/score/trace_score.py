@@ -23,7 +23,7 @@ from lab.rows import Row
 from lab.score.figures import quantile
 from lab.score.trace_figures import Traced, load_figures
 from lab.score.trace_rows import kept_trace
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.units import MIB
 

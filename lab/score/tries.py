@@ -15,10 +15,10 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from lab.command import print_lines
 from lab.places import DATA
 from lab.rows import Row, read_rows, rows_in
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.training_job import StatedTraining
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.resolve import resolve_job
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
+from slurm_gpumem.estimators.training_job import StatedTraining
 from slurm_gpumem.summaries.parsers.own import parse
 
 FOLDER = DATA / "tries"

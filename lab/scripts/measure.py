@@ -5,15 +5,16 @@ A script runs until it ends or its time is over; its memory is the largest that 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import tempfile
 import time
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
-from lab.scripts.gpu_memory import gpu_facts, process_peaks
 from lab.scripts.lists import Prepared
 
 _POLL_S = 0.02
@@ -73,4 +74,43 @@ def _json(path: Path) -> Dict[str, Any]:
         found: Dict[str, Any] = json.loads(path.read_text())
     except ValueError:
         return {}  # cut off in the middle of a line
+    return found
+
+
+@lru_cache(maxsize=1)
+def _handle() -> Any:
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return nvml, nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def process_peaks(pid: int) -> int:
+    """Bytes that the tree of `pid` has on the GPU now, by NVML: those of its largest process."""
+    nvml, gpu = _handle()
+    mine = {pid, *_descendants(pid)}
+    running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    return max((int(one.usedGpuMemory or 0) for one in running if one.pid in mine), default=0)
+
+
+def gpu_facts() -> Dict[str, Any]:
+    """The GPU's name and memory, for the row."""
+    nvml, gpu = _handle()
+    name = nvml.nvmlDeviceGetName(gpu)
+    return {
+        "gpu": name.decode() if isinstance(name, bytes) else name,
+        "gpu_mib": int(nvml.nvmlDeviceGetMemoryInfo(gpu).total) >> 20,
+    }
+
+
+def _descendants(pid: int) -> List[int]:
+    found: List[int] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            children = [int(word) for word in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+        except (OSError, ValueError):
+            continue  # ended in between
+        found += children
+        waiting += children
     return found

@@ -67,7 +67,7 @@ def _work(what: str) -> Work:
         from lab.scripts.measure import measured
 
         return lambda script, args: measured(script, args.seconds)
-    from lab.scripts.texts import texts
+    from lab.scripts.trace import texts
 
     return lambda script, args: texts(script, args.seconds)
 

@@ -1,7 +1,9 @@
-"""What a row says of a trace, which needs no GPU."""
+"""What a row says of a trace, and of a job's summary texts: neither needs a GPU."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from typing import Any, Dict, List
 
@@ -41,3 +43,25 @@ def traced(script: Prepared, seconds: float, gpu: str) -> Dict[str, Any]:
         "trace_facts": found.facts,
         "trace_notes": list(found.notes),
     }
+
+
+def texts(script: Prepared, seconds: float) -> Dict[str, Any]:
+    """All texts of the job's network (lab/networks/texts.py), or why there are none."""
+    python = script.command[0]
+    command = [python, "-m", "lab.networks.texts", json.dumps(script.job)]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=script.folder,
+            env=script.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"texts_error": f"not done after {seconds:.0f} s"}
+    if done.returncode:
+        return {"texts_error": done.stderr[-600:]}
+    found: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found

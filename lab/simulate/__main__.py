@@ -21,7 +21,7 @@ from lab.simulate.policies import (
     with_slowdown,
 )
 from lab.simulate.trace_file import read_trace, write_trace
-from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.config.kinds import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.simulation.requests import ESTIMATORS
 from slurm_gpumem.simulation.types import MIG, MODES, Fleet, Policy, Setup, SimJob, Timing, Turns

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Dict, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.mig import profile_names
+from slurm_gpumem.estimators.gpus import profile_names
 from slurm_gpumem.simulation.types import Fleet
 
 Layout = Tuple[int, ...]

@@ -6,8 +6,8 @@ import sqlite3
 import time
 from typing import Dict, Iterable, List, Sequence
 
-from slurm_gpumem.accounting.index.index import IndexWriter
-from slurm_gpumem.accounting.index.schema import FAILED_WORD
+from slurm_gpumem.accounting.index import IndexWriter
+from slurm_gpumem.accounting.schema import FAILED_WORD
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import parse_end
 from slurm_gpumem.formats.verdicts import OOM

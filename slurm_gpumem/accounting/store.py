@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.gather.gather import Progress, refresh
-from slurm_gpumem.accounting.gather.remember import remember_own
-from slurm_gpumem.accounting.index import index_file, schema
-from slurm_gpumem.accounting.index.job_table import JobTable
-from slurm_gpumem.accounting.index.schema import UNJOINED, Row
-from slurm_gpumem.accounting.index.sums import Offset, Sums
+from slurm_gpumem.accounting import schema
+from slurm_gpumem.accounting.gather import Progress, refresh
+from slurm_gpumem.accounting.index import JobTable
+from slurm_gpumem.accounting.record_files import complete_lines, open_book, read_record_file
+from slurm_gpumem.accounting.remember import remember_own
+from slurm_gpumem.accounting.schema import UNJOINED, Row
+from slurm_gpumem.accounting.sums import Offset, Sums
 from slurm_gpumem.accounting.types import (
     ALL,
     GROUPS,
+    Attempt,
+    Device,
     Filters,
     Freshness,
+    GpuStay,
     JobDetail,
     JobRow,
     JobTotals,
@@ -27,6 +32,14 @@ from slurm_gpumem.accounting.types import (
 from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_config
 from slurm_gpumem.errors import ConfigError, UnknownNameError
 from slurm_gpumem.formats.comment import CommentRecord, said_slowdown
+from slurm_gpumem.formats.curve import parse_curve
+from slurm_gpumem.formats.job_record import (
+    BadRecordError,
+    GpuFigures,
+    JobRecord,
+    parse_job_record,
+    record_name,
+)
 
 _SAME = tuple(name for name in JobRow._fields if name in Row._fields)
 """What a job has as the row of its head says it; some of it only where that is the job's only one."""
@@ -68,9 +81,9 @@ class Store:
             everybody=self._everybody,
         )
 
-    def bad_records(self, limit: int = 20) -> Tuple[Tuple[str, str], ...]:
-        """(path, reason) of records that could not be used."""
-        return tuple(self._db.execute("SELECT path, reason FROM bad ORDER BY path LIMIT ?", (limit,)))
+    def bad_records(self) -> Tuple[Tuple[str, str], ...]:
+        """(path, reason) of records that could not be used, of 20 at most."""
+        return tuple(self._db.execute("SELECT path, reason FROM bad ORDER BY path LIMIT 20"))
 
     def select(self, filters: Filters = ALL, *, limit: Optional[int] = None) -> Iterator[JobRow]:
         """The jobs in order of their start; with `limit`, only that number of the latest."""
@@ -87,7 +100,6 @@ class Store:
 
     def detail(self, row: JobRow) -> JobDetail:
         """One job in depth: reads its records again, curves included."""
-        from slurm_gpumem.accounting.detail import read_runs
 
         places = self._db.execute(
             "SELECT folder.path, folder.owner, job_id, restarts, word.text, uid FROM job "
@@ -236,7 +248,7 @@ def open_store(
     a moment ago; `progress` is called during longer work.
     """
     settings = config or load_accounting_config()
-    site = index_file.readable_site_index(settings)
+    site = schema.readable_site_index(settings)
     found = site and _as_it_is(site, settings)
     if found:
         return found
@@ -258,7 +270,7 @@ def open_store(
         if new:
             remember_own(connection)
 
-    return Store(index_file.open_own(settings, fill), settings, everybody=only is None)
+    return Store(schema.open_own(settings, fill), settings, everybody=only is None)
 
 
 def estimate_offsets() -> List[Offset]:
@@ -267,7 +279,7 @@ def estimate_offsets() -> List[Offset]:
         config = load_accounting_config()
     except ConfigError:
         return []  # said by whoever reads the file
-    found = _as_it_is(config.site_index / index_file.NAME, config)
+    found = _as_it_is(config.site_index / schema.NAME, config)
     if found is None:
         return []
     with found as store:
@@ -291,3 +303,111 @@ def _slowdown(row: Row, met: bool) -> Optional[float]:
     if row.end is None or not row.alone_s or not met:
         return None
     return (row.end - row.start) * row.gpus / row.alone_s
+
+
+# One job's records read again, for what the index does not hold: every run, every GPU, the curves.
+
+_MEAN = "gpu_"
+"""What the names of a GPU's means begin with."""
+Place = Tuple[str, int, int, int, str, int]
+"""Of a run's record: folder, whose files count there, job, restarts, node and uid."""
+
+
+def read_runs(places: Sequence[Place]) -> Tuple[Tuple[Attempt, ...], Tuple[str, ...]]:
+    """The runs whose records lie at these places, and the paths of those that are gone."""
+    runs: List[Attempt] = []
+    missing: List[str] = []
+    for place in places:
+        folder, _, job_id, restarts, node, _ = place
+        record = _find(place)
+        if record is None:
+            missing.append(f"{folder}/{record_name(job_id, restarts, node)}")
+        else:
+            runs.append(attempt_of(record))
+    return tuple(runs), tuple(missing)
+
+
+def attempt_of(record: JobRecord) -> Attempt:
+    """One run as its record describes it."""
+    measured = record.measured
+    return Attempt(
+        restarts=record.restarts,
+        node=record.node,
+        start=record.start,
+        end=record.end,
+        state=record.known_state,
+        exit_code=record.exit_code,
+        signal=record.signal,
+        mode=record.mode,
+        shards=measured.shards,
+        limit_mib=measured.limit_mib,
+        peak_mib=_rounded(measured.peak_mib),
+        oom=record.out_of_memory,
+        verdict=record.verdict,
+        hints=record.hints,
+        notes=record.notes,
+        stays=tuple(_stay(record, uuid, measured.gpu.get(uuid, GpuFigures())) for uuid in record.gpus),
+    )
+
+
+def _stay(record: JobRecord, uuid: str, figures: GpuFigures) -> GpuStay:
+    return GpuStay(
+        device=Device(record.node, uuid, figures.number, figures.name, _rounded(figures.memory_mib)),
+        start=record.start,
+        end=record.end,
+        peak_mib=_rounded(figures.peak_mib),
+        mean_mib=_rounded(figures.mean_mib),
+        energy_j=figures.energy_j,
+        sm_share=figures.sm_active_share,
+        gpu_sm=figures.gpu_sm_active,
+        gpu_means={
+            name[len(_MEAN) :]: value
+            for name, value in figures._asdict().items()
+            if name.startswith(_MEAN) and value is not None
+        },
+        curve=parse_curve(figures.curve),
+    )
+
+
+def _find(place: Place) -> Optional[JobRecord]:
+    """The record of a run: a file of its own, or a line of one of the folder's books."""
+    folder, owner, job_id, restarts, node, _ = place
+    try:
+        record = parse_job_record(read_record_file(f"{folder}/{record_name(job_id, restarts, node)}", owner))
+        if _is_at(record, place):
+            return record
+    except (OSError, BadRecordError):
+        pass
+    found = None
+    for line in _lines_about(folder, owner, job_id):
+        try:
+            record = parse_job_record(line)
+        except BadRecordError:
+            continue
+        if _is_at(record, place):
+            found = record  # the last word counts
+    return found
+
+
+def _is_at(record: JobRecord, place: Place) -> bool:
+    return (record.job_id, record.restarts, record.node, record.uid) == place[2:]
+
+
+def _lines_about(folder: str, owner: int, job_id: int) -> Iterator[bytes]:
+    """Lines of the folder's books that may be the job's."""
+    about = re.compile(rb'"job_id": ?%d[,}]' % job_id)
+    try:
+        books = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
+    except OSError:
+        return
+    for name in books:
+        try:
+            book = open_book(f"{folder}/{name}", owner)
+        except OSError:
+            continue
+        with book.file:
+            yield from (line for line in complete_lines(book.file) if about.search(line))
+
+
+def _rounded(mib: Optional[float]) -> Optional[int]:
+    return None if mib is None else round(mib)

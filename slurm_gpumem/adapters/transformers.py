@@ -98,8 +98,8 @@ def _guard_saves() -> None:
         def work() -> None:
             save(trainer, *given, **named)
 
-        slots = [one for one in trainer.callback_handler.callbacks if isinstance(one, SlotCallback)]
-        slots[0].saves(work, trainer.args, trainer.state) if slots else work()
+        callbacks = [one for one in trainer.callback_handler.callbacks if isinstance(one, SlotCallback)]
+        callbacks[0].saves(work, trainer.args, trainer.state) if callbacks else work()
 
     Trainer._save_checkpoint = guarded
 

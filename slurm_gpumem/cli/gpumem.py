@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import List, Optional
 
-from slurm_gpumem.terminal.command import run_command, run_program
+from slurm_gpumem.terminal.say import run_command, run_program
 
 COMMANDS = {
     "devcluster": ("slurm_gpumem.cli.commands.devcluster", "a real Slurm with stand-in GPUs on this machine"),

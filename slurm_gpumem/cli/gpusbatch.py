@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, NoReturn, Optional
 
 from slurm_gpumem.config.schema import JOB_SWITCHES
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.errors import GpumemError, TargetError, UsageError
 from slurm_gpumem.slurm.submit.sbatch import (
     SALLOC,
     SBATCH,
@@ -32,13 +32,13 @@ from slurm_gpumem.slurm.submit.sbatch_options import (
 from slurm_gpumem.slurm.submit.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
-from slurm_gpumem.terminal.command import run_command, run_program
-from slurm_gpumem.terminal.say import say
+from slurm_gpumem.terminal.say import run_command, run_program, say
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.job_trace.before_submission import AfterTrace
     from slurm_gpumem.submission.plan import Plan
     from slurm_gpumem.submission.sbatch_call import PlannedCall
+
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
@@ -183,8 +183,6 @@ def _go(raw: RawInput) -> int:
         raise UsageError(f"--json prints what was submitted; with {raw.program} it needs --dry-run")
     asked = read_submission(raw._replace(own=OwnOptions(given)))
     if asked.settings.model is not None:
-        from slurm_gpumem.cli.options.model_option import with_named_model
-
         asked = with_named_model(asked)
     for name in ("explain", "json"):
         nothing = asked.goes_unchanged == NOTHING_ASKED or (asked.learns and name == "explain")
@@ -373,3 +371,49 @@ def _refuse_script_as_value(line: CommandLine) -> None:
 def _say_all(lines: Iterable[str]) -> None:
     for text in lines:
         say(text)
+
+
+STANDARD_INPUT = "-"
+
+
+def with_named_model(asked: Submission) -> Submission:
+    """What is asked, with the summary of a model that is no file; files are read later, and quickly."""
+    model = asked.settings.model
+    if model is None or asked.raw.summary is not None or "\n" in model or _is_summary_file(model):
+        return asked
+    if model == STANDARD_INPUT:
+        from slurm_gpumem.cli.options import named_summary
+
+        if asked.script is not None and not asked.script.path:
+            raise UsageError("--model - and the job script cannot both come from standard input; name a file")
+        return asked._replace(raw=asked.raw._replace(summary=named_summary(model)))
+    from slurm_gpumem.tracing.model.request import is_code
+
+    return _with_trace(asked, model) if is_code(model) else asked
+
+
+def _is_summary_file(model: str) -> bool:
+    return os.path.isfile(model) and not model.endswith(".py")
+
+
+def _with_trace(asked: Submission, model: str) -> Submission:
+    """Trace the code as `gpumem estimate` does; its further options are those of `gpumem summarize`."""
+    import argparse
+
+    from slurm_gpumem.cli.target_options import add_target_options, traced_subject
+
+    parser = argparse.ArgumentParser()
+    add_target_options(parser)
+    try:
+        traced = traced_subject(model, parser.parse_args([]), asked.settings)
+    except GpumemError as error:
+        raise TargetError(
+            f"{error}\nTo say more of the model's code: gpumem summarize {model} ... -o summary.json, "
+            "then --model summary.json"
+        ) from None
+    assert traced is not None
+    return asked._replace(
+        raw=asked.raw._replace(summary=traced.summary),
+        settings=asked.settings.without("input"),
+        warnings=(*asked.warnings, *traced.notes),
+    )

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 
 from slurm_gpumem import __version__
 from slurm_gpumem.cli import gpumem, gpusbatch
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.kinds import Section
 from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path, user_config_path
 from slurm_gpumem.config.schema import SECTIONS

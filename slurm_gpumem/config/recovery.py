@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.config.kinds import Step
 from slurm_gpumem.config.paths import slurm_env
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import DEVCLUSTER, NODE, RECOVERY, SHARING

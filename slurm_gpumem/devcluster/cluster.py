@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import fcntl
+import json
 import os
 import pwd
 import shlex
@@ -10,26 +14,116 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, data_path
-from slurm_gpumem.devcluster import config, hooks, ledger, processes, state
-from slurm_gpumem.devcluster.daemons import Starter
-from slurm_gpumem.devcluster.devices import make_devices
+from slurm_gpumem.devcluster import config, hooks, ledger, processes
+from slurm_gpumem.devcluster.daemons import PortReservation, Starter, make_devices
 from slurm_gpumem.devcluster.installation import (
     SYSTEM_FOLDERS,
     Installation,
     SystemSlurm,
+    TreeSlurm,
+    find_python,
     version,
+    write_script,
 )
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.ports import PortReservation
-from slurm_gpumem.devcluster.processes import Process
-from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
-from slurm_gpumem.devcluster.state import ClusterState
-from slurm_gpumem.devcluster.tree import TreeSlurm, find_python, write_script
+from slurm_gpumem.devcluster.processes import Process, alive
+from slurm_gpumem.devcluster.spec import ClusterSpec, Layout, NodeSpec, Undivided
 from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.files import write_atomic
+
+# The data of a started cluster, on disk, so that a later command can find it.
+
+_SCHEMA = 1
+
+
+@dataclass
+class ClusterState:
+    """The cluster in one state directory: its spec and the processes started so far."""
+
+    spec: ClusterSpec
+    processes: List[Process] = field(default_factory=list)
+
+    def controller(self) -> Optional[Process]:
+        """The running slurmctld; a cluster is "up" if it has one."""
+        return next((p for p in self.processes if p.program == "slurmctld" and alive(p)), None)
+
+
+@contextlib.contextmanager
+def locked(layout: Layout) -> Iterator[None]:
+    """Lock the state directory, so that `up` and `down` never work in it at the same time."""
+    try:
+        descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DevClusterError(f"{layout.lock}: {error.strerror}; is this another user's cluster?") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DevClusterError(
+                f"{layout.root}: another gpumem devcluster command is at work in this state directory; "
+                "wait for it or choose another with --state"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def save(layout: Layout, state: ClusterState) -> None:
+    """Write the state atomically: a reader sees the old one or the new one."""
+    spec = dataclasses.asdict(state.spec)
+    spec["state"] = str(state.spec.state)
+    spec["slurm_root"] = None if state.spec.slurm_root is None else str(state.spec.slurm_root)
+    content = {
+        "schema": _SCHEMA,
+        "spec": spec,
+        "processes": [dataclasses.asdict(process) for process in state.processes],
+    }
+    write_atomic(layout.state_file, json.dumps(content, indent=1) + "\n")
+
+
+def load(layout: Layout) -> Optional[ClusterState]:
+    """The state, or None if no cluster was started."""
+    try:
+        content = json.loads(layout.state_file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DevClusterError(
+            f"{layout.state_file}: cannot be read ({error}); is it a dev cluster's?"
+        ) from None
+    try:
+        if content["schema"] != _SCHEMA:
+            raise DevClusterError(f"{layout.state_file}: written by another version of gpumem")
+        return ClusterState(
+            spec=_spec(content["spec"]),
+            processes=[Process(**process) for process in content["processes"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise DevClusterError(f"{layout.state_file}: is not a dev cluster's state ({error!r})") from None
+
+
+def _spec(content: Dict[str, Any]) -> ClusterSpec:
+    return ClusterSpec(
+        **{
+            **content,
+            "nodes": tuple(_node(node) for node in content["nodes"]),
+            "extra_conf": tuple(content["extra_conf"]),
+            "whole_nodes": tuple(content["whole_nodes"]),
+            "state": Path(content["state"]),
+            "slurm_root": None if content["slurm_root"] is None else Path(content["slurm_root"]),
+        }
+    )
+
+
+def _node(fields: Dict[str, Any]) -> NodeSpec:
+    # JSON has lists only.
+    instances = tuple(Undivided(*kind) for kind in fields["instances"])
+    return NodeSpec(**{**fields, "instances": instances})
+
 
 STATE_VARIABLE = "GPUMEM_DEVCLUSTER"
 _OF_SLURM = ("SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
@@ -99,10 +193,10 @@ class Cluster:
 
     def stop(self) -> List[Process]:
         """Stop every process of this cluster; returns those that needed KILL."""
-        with state.locked(self.layout):
+        with locked(self.layout):
             killed = stop_processes(self.layout, self._state.processes)
             self._state.processes = []
-            state.save(self.layout, self._state)
+            save(self.layout, self._state)
         return killed
 
 
@@ -110,8 +204,8 @@ def up(spec: ClusterSpec) -> Cluster:
     """Start a cluster. Raises DevClusterError with the reason and leaves nothing running on failure."""
     layout = Layout(spec.state)
     _claim_folder(layout)
-    with state.locked(layout):
-        earlier = state.load(layout)
+    with locked(layout):
+        earlier = load(layout)
         if earlier is not None:
             running = earlier.controller()
             if running is not None:
@@ -122,7 +216,7 @@ def up(spec: ClusterSpec) -> Cluster:
                 )
             stop_processes(layout, earlier.processes)
         known = ClusterState(spec)
-        state.save(layout, known)
+        save(layout, known)
         cluster = Cluster(layout, known)
         try:
             _start(cluster, known)
@@ -135,7 +229,7 @@ def up(spec: ClusterSpec) -> Cluster:
 def find(folder: Path) -> Cluster:
     """The cluster that was started in a state directory and still runs."""
     layout = Layout(folder)
-    known = state.load(layout)
+    known = load(layout)
     if known is None or known.controller() is None:
         raise DevClusterError(
             f"{folder}: no dev cluster runs in this state directory\nStart one with: gpumem devcluster up"
@@ -146,7 +240,7 @@ def find(folder: Path) -> Cluster:
 def down(folder: Path) -> List[Process]:
     """Stop whatever still runs of the cluster in a state directory, complete or not."""
     layout = Layout(folder)
-    known = state.load(layout)
+    known = load(layout)
     if known is None:
         raise DevClusterError(f"{folder}: no dev cluster was started in this state directory")
     return Cluster(layout, known).stop()
@@ -155,7 +249,7 @@ def down(folder: Path) -> List[Process]:
 def slurm_root_in_use() -> Optional[Path]:
     """The tree of the dev cluster that this process's environment names; None outside one."""
     folder = os.environ.get(STATE_VARIABLE)
-    known = state.load(Layout(Path(folder))) if folder else None
+    known = load(Layout(Path(folder))) if folder else None
     return known.spec.slurm_root if known else None
 
 
@@ -180,7 +274,7 @@ def _start(cluster: Cluster, known: ClusterState) -> None:
     def started(process: Process) -> None:
         # Written before waiting: if we are killed, the next `up` knows what to stop.
         known.processes.append(process)
-        state.save(layout, known)
+        save(layout, known)
 
     names = [node.name for node in spec.nodes]
     with PortReservation(2 + len(names)) as reserved:

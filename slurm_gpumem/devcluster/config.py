@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.devcluster.hooks import hook_settings, site_tables
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
+from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, Layout, NodeSpec
 from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _LINES_THAT_REPEAT = ("nodename", "partitionname", "nodeset", "downnodes", "include", "switchname")

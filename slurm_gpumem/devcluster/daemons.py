@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import re
 import socket
+import stat
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from types import TracebackType
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, Type
 
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.config import Place
 from slurm_gpumem.devcluster.installation import Installation, find_program
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
+from slurm_gpumem.devcluster.spec import Layout
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.state.nodes import parse_records
 
@@ -247,3 +250,100 @@ def _answers_tcp(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+# Below the range that the kernel uses for outgoing connections (32768 and up).
+_FIRST, _LAST = 20000, 32000
+
+
+class PortReservation:
+    """`count` ports that no other dev cluster takes while this is open."""
+
+    def __init__(self, count: int) -> None:
+        self._sockets: List[socket.socket] = []
+        candidates = random.sample(range(_FIRST, _LAST), _LAST - _FIRST)
+        for port in candidates:
+            if len(self._sockets) == count:
+                break
+            self._try(port)
+        if len(self._sockets) < count:
+            self.close()
+            raise DevClusterError(f"found no {count} free TCP ports between {_FIRST} and {_LAST}")
+
+    @property
+    def ports(self) -> List[int]:
+        """The reserved ports."""
+        return [held.getsockname()[1] for held in self._sockets]
+
+    def close(self) -> None:
+        """Release all ports."""
+        for held in self._sockets:
+            held.close()
+        self._sockets = []
+
+    def __enter__(self) -> PortReservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    def _try(self, port: int) -> None:
+        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            held.bind(("", port))
+        except OSError:
+            held.close()
+            return
+        # Set only after binding: binding without it makes another reservation fail, and having it set lets
+        # the daemon, which binds with it, succeed while we still hold the port without listening.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._sockets.append(held)
+
+
+_NULL_DEVICE = os.makedev(1, 3)
+_FAMILIES = ("/dev/tty", "/dev/loop", "/dev/ttyS")
+
+
+def make_devices(folder: Path, count: int) -> List[str]:
+    """`count` device files numbered 0, 1 ...: our own as root, the machine's otherwise."""
+    if count == 0:
+        return []
+    try:
+        return _own(folder, count)
+    except PermissionError:
+        return _borrowed(count)
+
+
+def _own(folder: Path, count: int) -> List[str]:
+    paths = [folder / f"gpu{index}" for index in range(count)]
+    for path in paths:
+        if not path.exists():
+            # Another name for /dev/null: opening it is harmless.
+            os.mknod(path, 0o666 | stat.S_IFCHR, _NULL_DEVICE)
+            path.chmod(0o666)
+    return [str(path) for path in paths]
+
+
+def _borrowed(count: int) -> List[str]:
+    # Slurm checks only their kind and name; nobody opens them.
+    for family in _FAMILIES:
+        paths = [f"{family}{index}" for index in range(count)]
+        if all(_is_device(path) for path in paths):
+            return paths
+    raise DevClusterError(
+        f"found no {count} numbered device files ({', '.join(_FAMILIES)}…) to stand for GPUs; "
+        "use fewer --gpus-per-node or start the cluster as root"
+    )
+
+
+def _is_device(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode)

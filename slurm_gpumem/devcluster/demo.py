@@ -20,14 +20,13 @@ from typing import Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import hooks
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
+from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, Layout, NodeSpec
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, read_job_record
 from slurm_gpumem.slurm.state.queue import FINAL
 from slurm_gpumem.slurm.state.running import Placement, placements
-from slurm_gpumem.terminal.bars import speaks_unicode
-from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
+from slurm_gpumem.terminal.bars import GpuRow, Segment, draw, speaks_unicode
+from slurm_gpumem.terminal.say import run_command
 from slurm_gpumem.text import count
 
 # Follow jobs in a dev cluster: where they are and when they end.
@@ -63,7 +62,6 @@ def wait_for_job(
 
 
 # The demo's last part: the nodes' hooks measure its jobs, and `gpumem report` shows the results.
-
 
 _PATIENCE_S = 60.0
 
@@ -303,3 +301,7 @@ def _title(text: str) -> None:
 
 def _say(text: str) -> None:
     print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(demo))

@@ -11,8 +11,8 @@ from typing import Dict, List, Mapping
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster import processes
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
+from slurm_gpumem.devcluster.spec import Layout
 from slurm_gpumem.node.processes import all_pids
 
 _HOOKS = {"Prolog": "prolog.sh", "Epilog": "epilog.sh", "TaskProlog": "task_prolog.sh"}

@@ -13,10 +13,10 @@ from typing import Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.devcluster.config import Place, cgroup_conf, own_settings
-from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.spec import Layout
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.client import Version
-from slurm_gpumem.slurm.conf.conf_file import (
+from slurm_gpumem.slurm.conf_file import (
     Edit,
     Include,
     Statement,

@@ -17,21 +17,18 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import make_folders, stop_processes, without_slurm
 from slurm_gpumem.devcluster.config import Place
-from slurm_gpumem.devcluster.daemons import Starter
-from slurm_gpumem.devcluster.devices import make_devices
+from slurm_gpumem.devcluster.daemons import PortReservation, Starter, make_devices
 from slurm_gpumem.devcluster.installation import (
     SYSTEM_FOLDERS,
     Installation,
     SystemSlurm,
+    TreeSlurm,
     find_program,
     version,
 )
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.ports import PortReservation
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.devcluster.sandbox import Configuration, devices_needed, sandboxed
-from slurm_gpumem.devcluster.spec import UNFIT_IN_PATHS
-from slurm_gpumem.devcluster.tree import TreeSlurm
+from slurm_gpumem.devcluster.spec import UNFIT_IN_PATHS, Layout
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.client import Version
 

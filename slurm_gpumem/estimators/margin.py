@@ -7,7 +7,7 @@ models are apart, that of a trace the share of its peak that is not weights or o
 1 a large job's margin is smaller than a small one's in proportion, because capacity is counted as a sum over
 all jobs. A coverage is a number of units, so the margin is smooth in size and batch.
 
-    models/margins.json: {"format": "gpumem-margins/1", "groups": {group: {"steps": [at LEVELS],
+    models/fitted/margins.json: {"format": "gpumem-margins/1", "groups": {group: {"steps": [at LEVELS],
      "spread": power, "size": power, "batch": power, "coverage": what is asked for by default}}}
 """
 
@@ -18,9 +18,8 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, Dict, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.data import data_file
+from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.fitted_file import fitted
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.units import format_mib
 
@@ -66,7 +65,7 @@ class GroupMargin(NamedTuple):
 @lru_cache(maxsize=1)
 def unfinished_factor() -> float:
     """What the request of a trace that did not come to its script's end is multiplied by, without context."""
-    path = data_file("models", UNFINISHED)
+    path = data_file("models/fitted", UNFINISHED)
     return fitted(path, "gpumem-unfinished/1", lambda content: float(content["factor"]))
 
 
@@ -78,7 +77,7 @@ def trace_spread(fixed_mib: float, peak_mib: float) -> float:
 @lru_cache(maxsize=1)
 def packaged() -> Mapping[str, GroupMargin]:
     """The package's own, by group."""
-    return fitted(data_file("models", FILE), FORMAT, from_json)
+    return fitted(data_file("models/fitted", FILE), FORMAT, from_json)
 
 
 def from_json(content: Any) -> Dict[str, GroupMargin]:
@@ -157,7 +156,7 @@ _REMEDIES: Mapping[str, Tuple[str, ...]] = {
 
 def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
     """What would make the margin smaller."""
-    from slurm_gpumem.estimators.gpu_types.environment import environment_of
+    from slurm_gpumem.estimators.environment import environment_of
 
     found = list(_REMEDIES.get(estimate.margin.group, ("a trace (gpumem trace)",)))
     if estimate.margin.group != "trace":

@@ -20,8 +20,8 @@ ESTIMATORS = {
     "horus-authors": "slurm_gpumem.estimators.published.formulas:horus_authors",
     "faketensor": "slurm_gpumem.estimators.published.formulas:faketensor",
     "deepspeed": "slurm_gpumem.estimators.published.formulas:deepspeed",
-    "gpumemnet": "slurm_gpumem.estimators.published.gpumemnet:perceptrons",
-    "gpumemnet-transformer": "slurm_gpumem.estimators.published.gpumemnet:transformer",
+    "gpumemnet": "slurm_gpumem.estimators.published.gpumemnet:by_perceptrons",
+    "gpumemnet-transformer": "slurm_gpumem.estimators.published.gpumemnet:by_transformer",
 }
 """A module with a function `estimate`, or with the function that is named."""
 DEFAULT = "corrected"
@@ -140,14 +140,14 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     function: Estimator = getattr(importlib.import_module(module), function_name or "estimate")
     if name not in FOLLOW_ENVIRONMENT:
         return function(summary, job, gpu)
-    from slurm_gpumem.estimators.gpu_types.environment import environment_of, in_environment, widened
-    from slurm_gpumem.estimators.job.versions import not_simulated, with_workspaces
+    from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
+    from slurm_gpumem.estimators.versions import not_simulated, with_workspaces
 
     here = with_workspaces(in_environment(gpu, environment_of(job)), job)
     convolutions = summary.trace is not None and summary.trace.uses_conv
     found = widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
     if job.gpus > 1 and name != TRACE:
-        from slurm_gpumem.estimators.allocator.data_parallel import with_nccl
+        from slurm_gpumem.estimators.traced.changes import with_nccl
 
         found = with_nccl(found)
     notes = not_simulated(job, here)

@@ -2,7 +2,7 @@
 
 A run is the same when the model's fingerprint, the batch, the optimizer, the precision, the rarer settings
 and the GPU type are. Peaks are read from a small file that the accounting writes for each user
-(`accounting.gather.remember`): one's own runs only, so that nobody can talk down what another's job asks for.
+(`accounting.remember`): one's own runs only, so that nobody can talk down what another's job asks for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import plain_gpu
-from slurm_gpumem.estimators.gpu_types.mig import gpu_in
+from slurm_gpumem.estimators.gpus import gpu_in, plain_gpu
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.summaries.types import ModelSummary

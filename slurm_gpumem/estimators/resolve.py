@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Tuple
 
-from slurm_gpumem.estimators.job.training_job import StatedTraining, refuse_untraced, training_job
+from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -35,7 +35,7 @@ def resolve_job(
     was made without.
     """
     if input:
-        from slurm_gpumem.estimators.job.stated_input import with_input
+        from slurm_gpumem.estimators.stated_input import with_input
 
         summary = with_input(summary, input)
     refuse_untraced(summary, stated)
@@ -43,7 +43,7 @@ def resolve_job(
     if summary.trace is None:
         told = stated.batch_size or presets.batch_size
         return ResolvedJob(summary, job, () if told or summary.batch != 1 else (BATCH_OF_ONE,))
-    from slurm_gpumem.estimators.explain.changes import in_precision
+    from slurm_gpumem.estimators.traced.changes import in_precision
 
     summary, notes = in_precision(summary, job.precision)
     return ResolvedJob(summary, job, notes)

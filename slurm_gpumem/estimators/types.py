@@ -3,13 +3,52 @@
 # Annotations are evaluated here: of those that are strings, each NamedTuple compiles every one.
 
 import re
-from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.estimators.job.optimizers import OPTIMIZER_RULES, OptimizerRule
 
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary
+
+
+# What each optimizer keeps per parameter, and what its step needs for a moment. PyTorch's own take the
+# `foreach` implementation on CUDA: one operation over all parameters at once, whose results exist for all
+# parameters at once.
+
+
+class OptimizerRule(NamedTuple):
+    """An optimizer's memory, in copies of the trainable parameters."""
+
+    title: str
+    """Its name as people write it."""
+    states: int
+    """Copies that stay from the first step on."""
+    temporaries: int
+    """Further copies at the peak of the foreach step."""
+    note: str = ""
+    by_pytorch: bool = True
+    """Whether it is one of torch.optim's since 1.13, which follow its `foreach` default."""
+
+
+OPTIMIZER_RULES: Dict[str, OptimizerRule] = {
+    "adam": OptimizerRule("Adam", states=2, temporaries=1),
+    "adamw": OptimizerRule("AdamW", states=2, temporaries=1),
+    "sgd": OptimizerRule("SGD", states=0, temporaries=0),
+    "sgd-momentum": OptimizerRule("SGD with momentum", states=1, temporaries=0),
+    "rmsprop": OptimizerRule("RMSprop", states=1, temporaries=1, note="without momentum, not centered"),
+    "adagrad": OptimizerRule("Adagrad", states=1, temporaries=2),
+    "lion": OptimizerRule(
+        "Lion", states=1, temporaries=1, note="not PyTorch's own; one state is kept", by_pytorch=False
+    ),
+    "adafactor": OptimizerRule(
+        "Adafactor",
+        states=0,
+        temporaries=1,
+        note="its factored states are too small to count",
+        by_pytorch=False,
+    ),
+}
+
 
 OPTIMIZERS = tuple(OPTIMIZER_RULES)
 USUAL_OPTIMIZER = "adam"
@@ -254,11 +293,11 @@ class Margin(NamedTuple):
     """What is known of the distance between an estimate's peak and its request."""
 
     coverage: Optional[float] = None
-    """Share of such jobs for which the request is enough; models/margins.md has results on held-out jobs."""
+    """Share of such jobs for which the request is enough; models/fitted/margins.md has held-out jobs."""
     requests: Tuple[int, ...] = ()
     """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
     group: str = ""
-    """The group of jobs whose measured needs decide it (models/margins.json); "" where none does."""
+    """The group of jobs whose measured needs decide it (models/fitted/margins.json); "" where none does."""
     workspace_mib: int = 0
     """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
     spare_mib: int = 0

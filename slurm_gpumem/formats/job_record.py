@@ -80,7 +80,7 @@ class GpuFigures(NamedTuple):
     sm_active_share: Optional[float] = None
     """The job's even part of the SM activity; mean over its whole run."""
     slowed_s: Optional[float] = None
-    """Seconds that it lost to neighbours: see node/sampler/measured_slowdown.py."""
+    """Seconds that it lost to neighbours: see node/sampler/gpu_readings.py."""
     unclear_s: Optional[float] = None
     """Seconds beside neighbours in which that was not known."""
     alone_by: str = ""

@@ -16,7 +16,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.node.gpus import NodeGpu
-from slurm_gpumem.slurm.conf.conf_file import Where, attributes_of, lines_of, read_from_disk, read_tree
+from slurm_gpumem.slurm.conf_file import Where, attributes_of, lines_of, read_from_disk, read_tree
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 

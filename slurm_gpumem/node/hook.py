@@ -40,7 +40,7 @@ from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import mps_limits
 from slurm_gpumem.node.mps.daemons import MpsService
-from slurm_gpumem.node.record_store import RecordStore
+from slurm_gpumem.node.records import RecordStore
 
 _FAULTS_LOCK_S, _DROP_LOCK_S = 3.0, 6.0
 _RECORDS_LOCK_S = 3.0

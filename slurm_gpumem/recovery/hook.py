@@ -21,10 +21,9 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
-from slurm_gpumem.recovery.decision_log import Book
-from slurm_gpumem.recovery.requeue import Outcome, Requeue
+from slurm_gpumem.recovery.requeue import Book, Outcome, Requeue
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.state.controller import Controller
 from slurm_gpumem.slurm.state.queue import job_name
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Sequence
 
-from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.config.kinds import Step
 from slurm_gpumem.formats.comment import (
     END_PREFIX,
     PREFIX,
@@ -64,7 +64,6 @@ class Refusal(NamedTuple):
 
 
 # The line at the end of a job's stderr: how this run ended and, if the job fails of it, what follows.
-
 
 RUN_ENDED = "gpumem: this run ended"
 """How the line begins; what comes after it in a log is the next run's."""

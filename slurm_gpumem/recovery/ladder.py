@@ -8,12 +8,21 @@ A job on a MIG instance climbs to the next larger profiles, then to a whole GPU.
 
 from __future__ import annotations
 
+import time
 from types import MappingProxyType
 from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.config.kinds import Step
+from slurm_gpumem.config.recovery import RecoveryConfig
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.mig_profiles import profile_name
-from slurm_gpumem.slurm.gres import Held, gres_word
+from slurm_gpumem.formats.verdicts import MORE_MEMORY, NO_RUN, SAME_REQUEST, SLOT, VERDICTS
+from slurm_gpumem.recovery.job_comment import JobComment, Refusal
+from slurm_gpumem.slurm.config_show import Site
+from slurm_gpumem.slurm.gres import Held, gres_word, held_by, replaced
+from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE, WHOLE_GPU_BESIDE_SHARDS
+from slurm_gpumem.slurm.state.queue import Job
 from slurm_gpumem.units import ceil_div
 
 LimitOn = Callable[[str, Optional[str], int], Optional[str]]
@@ -56,7 +65,7 @@ def next_request(
 ) -> Union[Next, NoStep]:
     """What to ask for after `taken` steps.
 
-    `units_per_gpu` are the kinds of GPUs in reach. `need_units` is what the failed run is known to have
+    `units_per_gpu` are the types of GPUs in reach. `need_units` is what the failed run is known to have
     needed. `gpu_keeps_off_shards` as `slurm.state.nodes.WHOLE_GPU_BESIDE_SHARDS` says. `sizes` are the MiB of
     all types in reach where MIG instances are among them, and `need_mib` is `need_units` for those;
     `type_can_change` as `slurm.state.nodes.GPU_TYPE_CAN_CHANGE` says.
@@ -65,10 +74,10 @@ def next_request(
         if not type_can_change:
             return NoStep(f"this Slurm cannot change a job's GPU type {held.gpu_type} (23.02 and later can)")
         return _larger(ladder[taken], held, sizes, need_mib, limit_on)
-    kinds = {
+    units_by_type = {
         kind: units for kind, units in units_per_gpu.items() if held.gpu_type in (None, kind) and units > 0
     }
-    largest = max(kinds.values(), default=0)
+    largest = max(units_by_type.values(), default=0)
     if held.gres == "gpu" or taken >= len(ladder) or (largest and held.units >= largest):
         return NoStep("it ran out of GPU memory at the ladder's last step")
     if largest and need_units > largest:
@@ -79,7 +88,7 @@ def next_request(
     for following, entry in _candidates(
         ladder[taken],
         held,
-        kinds,
+        units_by_type,
         need_units=need_units,
         gpu_keeps_off_shards=gpu_keeps_off_shards,
         whole_type=held.gpu_type or _whole_type(sizes),
@@ -95,19 +104,19 @@ def next_request(
 def _candidates(
     step: Step,
     held: Held,
-    kinds: Mapping[Optional[str], int],
+    units_by_type: Mapping[Optional[str], int],
     *,
     need_units: int,
     gpu_keeps_off_shards: bool,
     whole_type: Optional[str],
 ) -> Iterator[Tuple[Next, Held]]:
     """What the step asks for, then what a whole GPU is called, the best first."""
-    largest = max(kinds.values(), default=0)
+    largest = max(units_by_type.values(), default=0)
     wanted = _with_margin(step, held.units, need_units)
     if wanted is not None and wanted < largest:
         yield _part(held, wanted), held._replace(units=wanted)
     if gpu_keeps_off_shards or not largest:
-        kind = whole_type or _type_for(held, kinds)
+        kind = whole_type or _type_for(held, units_by_type)
         yield Next(gres_word("gpu", kind, 1), 0, True), Held("gpu", kind, 1)
     if largest:
         # Without a type it cannot be given one now; the most that any GPU has is a whole one anyway.
@@ -160,8 +169,122 @@ def _part(held: Held, units: int) -> Next:
     return Next(gres_word(held.gres, held.gpu_type, units), units, False)
 
 
-def _type_for(held: Held, kinds: Mapping[Optional[str], int]) -> Optional[str]:
+def _type_for(held: Held, units_by_type: Mapping[Optional[str], int]) -> Optional[str]:
     """The type to name for a whole GPU: the user's, or the largest where a smaller one gives no more."""
-    if held.gpu_type is not None or all(units > held.units for units in kinds.values()):
+    if held.gpu_type is not None or all(units > held.units for units in units_by_type.values()):
         return held.gpu_type
-    return max(kinds, key=lambda kind: kinds[kind])
+    return max(units_by_type, key=lambda kind: units_by_type[kind])
+
+
+# Whether a failed job is run again, and with what request: decided from what Slurm says about it now.
+
+_KILLED = ("0:9", "0:15", "137:0", "143:0")
+"""Somebody ended it: whatever its log says, that was not for want of GPU memory."""
+
+
+def why_not(job: Job, comment: JobComment, config: RecoveryConfig, site: Site) -> Optional[Refusal]:
+    """What speaks against another run before any request is looked at; None when nothing does."""
+    record, end = comment.record, comment.end
+    if record is None or end is None or VERDICTS[end.saw].next_run == NO_RUN:
+        return Refusal("nothing in it says that GPU memory ran out")
+    if not config.enabled:
+        return Refusal("the site does not requeue (recovery.enabled)")
+    # A slot's end is no failure: its owner asked for slots, and a pipe may have swallowed the exit code.
+    if end.saw != SLOT and job.ended and job.status in ("0:0", *_KILLED):
+        return Refusal(f"its exit code is {job.status}")
+    if end.saw != SLOT and record.on_oom != "requeue":
+        return Refusal("its owner does not want it to be requeued (on-oom)")
+    if job.het:
+        return Refusal("the parts of a heterogeneous job can only be requeued together")
+    if not job.batch:
+        return Refusal("Slurm requeues batch jobs only, not those of srun and salloc")
+    if not job.may_requeue:
+        if site.requeues:
+            return Refusal("its owner asked for --no-requeue")
+        return Refusal("this site's JobRequeue=0 was not lifted for it")
+    return None
+
+
+def decide(
+    job: Job,
+    comment: JobComment,
+    config: RecoveryConfig,
+    site: Site,
+    decided: Mapping[int, Decision],
+    *,
+    units: Mapping[Optional[str], int],
+    sizes: Mapping[str, int],
+    limit_on: LimitOn,
+) -> Union[Decision, Refusal]:
+    """What follows a run that failed, if nothing speaks against another one; `decided` are earlier runs."""
+    record, end = comment.record, comment.end
+    assert record is not None
+    assert end is not None
+    verdict = VERDICTS[end.saw]
+    given = [VERDICTS[one.verdict].next_run for one in decided.values() if one.requeued]
+    now = round(time.time(), 3)
+    if verdict.next_run == SAME_REQUEST:
+        if record.again or SAME_REQUEST in given:
+            return Refusal(f"it ended {verdict.ended} before and was run again once")
+        return Decision(end.run, now, True, f"it ended {verdict.ended}", verdict.name)
+    held = held_by(job.request)
+    if held is None:
+        return Refusal(f"its request {job.request!r} is not for one part of a GPU")
+    need = end.need_mib
+    following = next_request(
+        config.ladder,
+        # Its owner can write what they like into the comment; what we gave is in our own book.
+        max(record.retry or 0, given.count(MORE_MEMORY)),
+        held,
+        units,
+        need_units=ceil_div(need, config.shard_mib) if need and held.gres == "shard" else 0,
+        gpu_keeps_off_shards=site.version >= WHOLE_GPU_BESIDE_SHARDS,
+        limit_on=limit_on,
+        sizes=sizes,
+        need_mib=need or 0,
+        type_can_change=site.version >= GPU_TYPE_CAN_CHANGE,
+    )
+    if isinstance(following, NoStep):
+        return Refusal(following.reason)
+    what = "a whole GPU" if following.whole else f"{following.units} {held.gres}s"
+    if held.gres == "gpu":
+        what = following.gres
+    return Decision(
+        end.run,
+        now,
+        True,
+        f"{verdict.ended} at {_held(held)}: {what}",
+        verdict.name,
+        request=replaced(job.request, following.gres),
+        shards=following.units,
+        was=held.units,
+        need_mib=need or record.need_mib,
+        whole=following.whole,
+    )
+
+
+def record_of_next(record: CommentRecord, decision: Decision) -> CommentRecord:
+    """The job's record from the next run on."""
+    run = decision.run + 1
+    if decision.verdict == SLOT:
+        slots = (record.slots or 0) + 1
+        record = record._replace(why=SLOT, run=run, slots=slots, save=decision.save_s)
+        smaller = decision.shards is not None
+        return record._replace(shards=decision.shards, was=decision.was) if smaller else record
+    if VERDICTS[decision.verdict].next_run == SAME_REQUEST:
+        return record._replace(again=1, why=decision.verdict, run=run)
+    return record._replace(
+        shards=decision.shards,
+        retry=(record.retry or 0) + 1,
+        was=decision.was,
+        why=decision.verdict,
+        run=run,
+        need_mib=decision.need_mib,
+        whole="yes" if decision.whole else record.whole,
+    )
+
+
+def _held(held: Tuple[str, Optional[str], int]) -> str:
+    if held[0] == "gpu" and held[1]:
+        return held[1]
+    return f"{held[2]} {held[0]}{'' if held[2] == 1 else 's'}"

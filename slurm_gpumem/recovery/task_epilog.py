@@ -43,10 +43,16 @@ from slurm_gpumem.recovery.job_comment import (
     parse_comment,
     with_end,
 )
-from slurm_gpumem.recovery.log_end import is_own_stderr, read_own_stderr, read_tail, time_limit
-from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
+from slurm_gpumem.recovery.ladder import why_not
+from slurm_gpumem.recovery.log_verdict import (
+    LogVerdict,
+    is_own_stderr,
+    judge_log,
+    read_own_stderr,
+    read_tail,
+    time_limit,
+)
 from slurm_gpumem.recovery.patterns import Kind
-from slurm_gpumem.recovery.plan import why_not
 from slurm_gpumem.recovery.slots import next_slot, state_of_run
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.node_names import expand_names
@@ -132,7 +138,6 @@ def _may_have_run_out(log: LogVerdict, measured: Measured) -> bool:
 # MPS hands one client's fatal fault to all clients of that server and does not say whose it was. So a fault
 # counts as a neighbour's when there was one: another job at the same server that it hit too. That is the
 # sampler's finding, which root leaves in a note. A user's own daemon can be asked too.
-
 
 _PAUSE_S = 0.1
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.estimators.gpu_types.environment import measured_where
-from slurm_gpumem.estimators.job.assumptions import assumptions
+from slurm_gpumem.estimators.environment import measured_where
+from slurm_gpumem.estimators.largest import Alternatives
 from slurm_gpumem.estimators.margin import EXPLAINED, remedies, request_at
 from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
-from slurm_gpumem.estimators.whatif import Alternatives
-from slurm_gpumem.report.estimate import warnings_of
+from slurm_gpumem.report.estimate import assumptions, warnings_of
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import ceil_div
 

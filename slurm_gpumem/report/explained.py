@@ -5,14 +5,13 @@ from __future__ import annotations
 import textwrap
 from typing import Dict, List, Optional, Sequence
 
-from slurm_gpumem.estimators.gpu_types.environment import HELD_ELSEWHERE, left_open, without_context_margin
-from slurm_gpumem.estimators.job.assumptions import assumptions
-from slurm_gpumem.estimators.job.training_job import PRECISION_TITLES, describe_estimated
+from slurm_gpumem.estimators.environment import HELD_ELSEWHERE, left_open, without_context_margin
+from slurm_gpumem.estimators.largest import Alternatives, Jump
 from slurm_gpumem.estimators.margin import EXPLAINED, remedies, request_at
 from slurm_gpumem.estimators.registry import by_trace
+from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu
-from slurm_gpumem.estimators.whatif import Alternatives, Jump
-from slurm_gpumem.report.estimate import describe_model, share_words
+from slurm_gpumem.report.estimate import assumptions, describe_model, share_words
 from slurm_gpumem.submission.share.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.job.training_job import PRECISION_TITLES, optimizer_title
 from slurm_gpumem.estimators.largest import BatchLimit, BatchLimits
+from slurm_gpumem.estimators.training_job import PRECISION_TITLES, optimizer_title
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Mark, Style, area_chart, axis_line, below, plot_width

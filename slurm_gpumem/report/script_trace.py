@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Dict, List, Protocol, Sequence
 
-from slurm_gpumem.estimators.job.training_job import describe_estimated
+from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.summaries.types import ModelSummary

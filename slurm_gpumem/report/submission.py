@@ -110,7 +110,7 @@ def explain_submission(plan: Plan) -> List[str]:
         return ["gpumem: nothing to explain: the GPU memory was given by hand"]
 
     from slurm_gpumem.estimators import registry
-    from slurm_gpumem.estimators.whatif import alternatives
+    from slurm_gpumem.estimators.largest import alternatives
     from slurm_gpumem.report.explained import explain_lines, utilization_lines
 
     estimate, gpu = largest.estimate, largest.gpu
@@ -178,7 +178,7 @@ def _estimated(plan: Plan, estimate: Estimate) -> str:
     summary = plan.workload.summary
     if summary is None:
         return f"{plan.script_name}, {estimate.assumptions[0]},"
-    from slurm_gpumem.estimators.job.training_job import describe_estimated
+    from slurm_gpumem.estimators.training_job import describe_estimated
     from slurm_gpumem.terminal.bars import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"

@@ -7,7 +7,7 @@ import json
 from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from slurm_gpumem.accounting.types import JobTotals, Waster
-from slurm_gpumem.report.cells import cell, parsable
+from slurm_gpumem.report.columns import cell, parsable
 from slurm_gpumem.text import count, fitted, printable
 from slurm_gpumem.units import duration, energy, gpu_hours, hours, percent
 

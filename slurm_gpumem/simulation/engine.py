@@ -10,9 +10,8 @@ from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence,
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.gpu_state import GpuState, Task, slices_for
 from slurm_gpumem.simulation.places import NOWHERE, PlaceIndex, Places
-from slurm_gpumem.simulation.queues import Queue, queue_for
+from slurm_gpumem.simulation.queues import Queue, check_turns, queue_for, victims_for
 from slurm_gpumem.simulation.requests import Asker, speeds
-from slurm_gpumem.simulation.turns import check_turns, victims_for
 from slurm_gpumem.simulation.types import MIG, MODES, WHOLE, Setup, SimJob, watts
 
 _END, _GROW, _AGAIN, _WINDOW, _WAKE, _LEAVE = range(6)

@@ -121,7 +121,6 @@ class GpuState:
 
 # MIG instances: which of them holds a job, and how fast it runs there.
 
-
 WHOLE_SLICES = 8
 """Slices of memory of a whole GPU."""
 _COMPUTE = {1: 1 / 7, 2: 2 / 7, 4: 3 / 7, WHOLE_SLICES: 1.0}

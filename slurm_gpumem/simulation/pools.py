@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.simulation.types import Fleet, max_watts
 from slurm_gpumem.slurm.state.history import PastJob
@@ -40,11 +40,11 @@ def find_pools(
     Nodes belong together when a partition has both and their GPUs are of one type. Where the cluster is not
     at hand, a node has as many GPUs as jobs ever had there at a time.
     """
-    kinds: Dict[str, Counter[Optional[str]]] = {}
+    types: Dict[str, Counter[Optional[str]]] = {}
     for job in jobs:
         for node in job.nodes or ("",):
-            kinds.setdefault(node, Counter())[job.gpu_type] += 1
-    kind_of = {node: counts.most_common(1)[0][0] for node, counts in kinds.items()}
+            types.setdefault(node, Counter())[job.gpu_type] += 1
+    kind_of = {node: counts.most_common(1)[0][0] for node, counts in types.items()}
     leader: Dict[Tuple[str, Optional[str]], Tuple[str, Optional[str]]] = {}
 
     def find(key: Tuple[str, Optional[str]]) -> Tuple[str, Optional[str]]:

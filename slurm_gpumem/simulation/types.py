@@ -144,7 +144,6 @@ class Setup(NamedTuple):
 # other GPUs get the same line, scaled to the limit of their kind. `lab.score.energy` fits it and
 # compares it with sets of jobs. It is meant for comparing ways to run the same work, not for a power bill.
 
-
 IDLE, PER_ACTIVE, PER_DRAM = 102.6 / 700, 444.5 / 700, 188.0 / 700
 """Of the power limit."""
 MAX_WATTS: Mapping[str, float] = {"a100": 400.0, "h100": 700.0, "h200": 700.0, "v100": 300.0}

@@ -6,10 +6,19 @@ import re
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.simulation.gpu_use import ASSUMED, SOURCES
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.simulation.types import Fleet, max_watts
-from slurm_gpumem.simulation.what_if import ALONE, BOUNDED, SHARED, GroupGain, Sharing, Totals, WhatIf
+from slurm_gpumem.simulation.what_if import (
+    ALONE,
+    ASSUMED,
+    BOUNDED,
+    SHARED,
+    SOURCES,
+    GroupGain,
+    Sharing,
+    Totals,
+    WhatIf,
+)
 from slurm_gpumem.slurm.state.history import left_out_text
 from slurm_gpumem.text import clipped, count
 
@@ -180,14 +189,13 @@ def what_if_json(found: WhatIf, *, names: bool) -> Dict[str, Any]:
 
 # GPUs as a command line names them: "4xa100-40gb" is one node, "16x8xh100" sixteen nodes of eight.
 
-
 _TEXT = re.compile(r"(?:([0-9]{1,6})x)?([0-9]{1,6})x(.+)")
 
 MOST_GPUS = 1_000_000
 
 
-def parse_fleet(text: str, *, shard_mib: int = 1024) -> Fleet:
-    """The GPUs that a text names; their memory in whole shards."""
+def parse_fleet(text: str) -> Fleet:
+    """The GPUs that a text names; their memory in shards of a GiB."""
     match = _TEXT.fullmatch(text.strip())
     if match is None or not int(match[2]) or (match[1] is not None and not int(match[1])):
         raise UsageError(f"{text!r} names no GPUs; write 4xa100-40gb, or 16x8xh100 for 16 nodes of 8")
@@ -198,7 +206,7 @@ def parse_fleet(text: str, *, shard_mib: int = 1024) -> Fleet:
     return Fleet(
         nodes=nodes,
         gpus_per_node=per_node,
-        memory_mib=gpu.memory_mib // shard_mib * shard_mib,
+        memory_mib=gpu.memory_mib // 1024 * 1024,
         name=gpu.name,
         max_watts=max_watts(gpu.name),
     )

@@ -15,11 +15,10 @@ from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN, NODE_HOOKS
+from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
 from slurm_gpumem.site.doctor.hosts import HostReport, Question
-from slurm_gpumem.site.doctor.probe_files import is_hidden
-from slurm_gpumem.site.doctor.probe_host import RUN_AS_SLURM, Host
+from slurm_gpumem.site.doctor.probe_host import RUN_AS_SLURM, Host, is_hidden
 from slurm_gpumem.site.doctor.probe_node import check_node
-from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.setup.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
@@ -255,9 +255,9 @@ def with_host(group: NodeGroup, nodes: Sequence[Mapping[str, str]], names: Seque
         partitions += [
             part for part in node.get("Partitions", "").split(",") if part and part not in partitions
         ]
-    kinds = {kind for node in known for kind, _, _ in divided_gpus(node, "shard")}
+    types = {gpu_type for node in known for gpu_type, _, _ in divided_gpus(node, "shard")}
     # Where Slurm knows no type, a described one says only how much memory there is.
-    untyped = kinds == {""} and not group.mixed
+    untyped = types == {""} and not group.mixed
     return replace(
         group,
         gpus=(replace(group.gpus[0], gpu_type=""),) if untyped else group.gpus,

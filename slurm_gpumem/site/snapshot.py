@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from slurm_gpumem.accounting.index.sums import Offset
 from slurm_gpumem.accounting.store import estimate_offsets
+from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
@@ -19,8 +19,16 @@ from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.doctor.hosts import HostReport
 from slurm_gpumem.site.doctor.lua_report import LuaReport, try_lua
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
-from slurm_gpumem.slurm.conf.conf_file import Where, read_from_disk
-from slurm_gpumem.slurm.conf.config_show import show_config, version_of
+from slurm_gpumem.slurm.conf_file import (
+    Where,
+    attributes_of,
+    lines_of,
+    partition_nodes,
+    read_from_disk,
+    read_tree,
+)
+from slurm_gpumem.slurm.config_show import show_config, version_of
+from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.state import queue
 from slurm_gpumem.slurm.state.nodes import Record, ask_nodes, ask_partitions
 from slurm_gpumem.slurm.state.sacct import Limit, ask_limits
@@ -161,3 +169,75 @@ def _left_held(client: SlurmClient) -> Tuple[str, ...]:
     held = queue.requeued_held(client)
     ours = set(queue.with_comment(client, "PENDING", END_PREFIX)) if held else set()
     return tuple(name for name in held if name in ours)
+
+
+# Nodes that slurm.conf has and Slurm does not show: State=CLOUD while they are off, and State=FUTURE.
+
+_NOT_SHOWN = "not shown"
+
+
+def with_hidden_nodes(now: Snapshot) -> Snapshot:
+    """The picture with those of them that have GPUs, as slurm.conf describes them."""
+    if "slurm.conf" not in now.files:
+        return now
+    statements = read_tree("slurm.conf", now.files, now.where).statements
+    shown = {node["NodeName"] for node in now.nodes}
+    partitions: Dict[str, List[str]] = {}
+    for partition, names in partition_nodes(statements).items():
+        for name in names:
+            partitions.setdefault(name, []).append(partition)
+    hidden = [
+        _record(name, about, partitions.get(name, []))
+        for name, about in attributes_of(lines_of(statements, "nodename")).items()
+        if name not in shown and "gpu" in about.get("gres", "")
+    ]
+    return replace(now, nodes=(*now.nodes, *hidden))
+
+
+def cloud_notes(now: Snapshot) -> List[str]:
+    """What applies to nodes that come and go, where they have GPUs."""
+    cloud, later = [], []
+    for node in now.nodes:
+        state = node.get("State", "")
+        if "gpu" in node.get("Gres", "") and "CLOUD" in state:
+            cloud.append(node["NodeName"])
+        elif _NOT_SHOWN in state:
+            later.append(node["NodeName"])
+    notes = []
+    if cloud:
+        notes.append(
+            f"{fold_names(cloud)}: State=CLOUD; they get shares like the others. Their image needs the new "
+            "slurm.conf and gres.conf (unless it is configless) and the hooks, and those that run now must "
+            "be powered down and up again"
+        )
+    if later:
+        notes.append(
+            f"{fold_names(later)}: in slurm.conf, but Slurm does not show them (State=FUTURE); they get "
+            "shares like the others"
+        )
+    return notes
+
+
+def _record(name: str, about: Mapping[str, str], partitions: List[str]) -> Dict[str, str]:
+    """What `scontrol show node` would say of it, as far as setup reads it."""
+    return {
+        "NodeName": name,
+        "Gres": about.get("gres", ""),
+        "State": f"{about.get('state', '').upper()} ({_NOT_SHOWN})",
+        "Partitions": ",".join(partitions),
+        "CPUTot": str(_cpus(about)),
+        "RealMemory": about.get("realmemory", "1"),
+        "MemSpecLimit": about.get("memspeclimit", "0"),
+        "AvailableFeatures": about.get("features") or about.get("feature", ""),
+    }
+
+
+def _cpus(about: Mapping[str, str]) -> int:
+    def number(key: str) -> int:
+        text = about.get(key, "")
+        return int(text) if text.isascii() and text.isdigit() else 1
+
+    if "cpus" in about or "procs" in about:
+        return number("cpus") * number("procs")
+    sockets = number("sockets") * number("boards") * number("socketsperboard")
+    return sockets * number("corespersocket") * number("threadspercore")

@@ -91,11 +91,11 @@ def _entry(item: str) -> Optional[Entry]:
     name, *words = item.replace("=", ":").split(":")
     known = name.isascii() and name.isidentifier() and name.islower() and name not in ("null", "none")
     count = _count(words[-1]) if words else None
-    kinds = words if count is None else words[:-1]
+    types = words if count is None else words[:-1]
     # Three words are name, type and count; a third one that is no number is not for us.
-    if not known or not all(words) or len(words) > 2 or len(kinds) > 1:
+    if not known or not all(words) or len(words) > 2 or len(types) > 1:
         return None
-    return name, kinds[0] if kinds else None, 1 if count is None else count
+    return name, types[0] if types else None, 1 if count is None else count
 
 
 def _count(word: str) -> Optional[int]:

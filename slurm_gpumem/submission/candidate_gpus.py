@@ -32,7 +32,7 @@ class GpuModel(_Named):
     @cached_property
     def gpu(self) -> Gpu:
         """Its entry of the GPU table, or the one closest to it."""
-        from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
+        from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 
         return find_gpu(self.by_name) if self.by_name else closest_gpu(self.gpu_type, self.memory_mib)
 
@@ -143,7 +143,7 @@ def _unknown_profiles(candidates: CandidateGpus, groups: Sequence[GpuNodes]) -> 
 
 def _slurm_type(groups: Sequence[GpuNodes], gpu: str) -> Tuple[Optional[str], bool]:
     """The one Slurm type that a GPU's name means here, and whether there are types but none is meant."""
-    from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
+    from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 
     types = {group.gpu_type for group in groups if group.gpu_type}
     entry = find_gpu(gpu).name

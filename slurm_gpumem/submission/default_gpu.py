@@ -6,7 +6,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.estimators.gpu_types.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.state.nodes import discover_cluster
 from slurm_gpumem.submission.candidate_gpus import gpu_kinds

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary
 
 SCHEMA = "gpumem-kept-estimate/3"
-_CODE, _DATA = ("estimators", "summaries", "utilization"), ("models", "models/environments")
+_CODE, _DATA = ("estimators", "summaries", "utilization"), ("models", "models/fitted", "models/environments")
 """Folders of the package that an estimate rests on."""
 _MOST_BYTES = 1 << 20
 _KEPT = 500

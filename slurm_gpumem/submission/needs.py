@@ -154,7 +154,7 @@ def _on_instance(
     used = estimate.utilization if estimate else None
     if limit is None or estimate is None or used is None or workload.summary is None:
         return NeedOnGpu(model, need, estimate)
-    from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+    from slurm_gpumem.estimators.gpus import find_gpu
     from slurm_gpumem.utilization.predict import with_utilization
 
     whole = with_utilization(estimate, find_gpu(model.gpu.entry), workload.summary).utilization

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple, Union
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError
 from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.largest import alternatives, largest_that_fits
 from slurm_gpumem.estimators.types import Estimate, Gpu
-from slurm_gpumem.estimators.whatif import alternatives, largest_batch
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
@@ -332,7 +332,7 @@ def does_not_fit(asked: Submission, workload: Workload, candidates: CandidateGpu
 def _advice(summary: ModelSummary, gpu: Gpu, estimate: Estimate, limit_mib: int) -> str:
     again = registry.same_way(estimate, summary, gpu)
     job, found = estimate.job, []
-    batch = largest_batch(job, again, limit_mib)
+    batch = largest_that_fits(job, again, limit_mib)
     if batch:
         found.append(f"Batch {batch} would fit.")
     amp = alternatives(estimate, gpu, again).amp

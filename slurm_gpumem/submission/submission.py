@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Callable, List, NamedTuple, Optional, Sequence
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import ConfigError, UsageError
-from slurm_gpumem.slurm.submit.directives import Directives, read_directives
 from slurm_gpumem.slurm.submit.gpu_options import (
     GpuWish,
     Wishes,
@@ -19,7 +18,12 @@ from slurm_gpumem.slurm.submit.gpu_options import (
 )
 from slurm_gpumem.slurm.submit.sbatch import SBATCH
 from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, OptionSpec, sbatch_table
-from slurm_gpumem.slurm.submit.script import BatchScript, check_script
+from slurm_gpumem.slurm.submit.script import (
+    BatchScript,
+    Directives,
+    check_script,
+    read_directives,
+)
 from slurm_gpumem.submission.job.job_variables import job_environment
 from slurm_gpumem.submission.job.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
 
@@ -227,7 +231,7 @@ def read_workload(asked: Submission) -> Workload:
     """What the memory is for; wrong names and values are errors before Slurm is asked anything."""
     settings = asked.settings
     if settings.gpu:
-        from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+        from slurm_gpumem.estimators.gpus import find_gpu
 
         find_gpu(settings.gpu)
     settings.check()

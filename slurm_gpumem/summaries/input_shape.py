@@ -59,7 +59,6 @@ def shape_words(shape: Shape) -> str:
 
 # An input that could fit a model, for messages that ask for one.
 
-
 _TOKENS, _IMAGE = (512,), (3, 224, 224)
 
 

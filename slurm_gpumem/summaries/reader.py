@@ -19,8 +19,14 @@ from slurm_gpumem.summaries.formats import (
     is_keras,
     looks_like_row,
 )
-from slurm_gpumem.summaries.parsers.tables import Table, bound_table, find_headers, find_stop
-from slurm_gpumem.summaries.parsers.text import clean_lines, strip_prefix
+from slurm_gpumem.summaries.parsers.text import (
+    Table,
+    bound_table,
+    clean_lines,
+    find_headers,
+    find_stop,
+    strip_prefix,
+)
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, ModelSummary
 from slurm_gpumem.units import MIB
 
@@ -86,7 +92,6 @@ def binary_kind(data: bytes) -> str:
 
 
 # Find out which format a summary has (formats.py) and hand the text to its parser.
-
 
 _SAMPLE_LINES = 60
 """Lines of a table that its format is detected by."""

@@ -101,12 +101,11 @@ def area_chart(
     style: Style,
     height: int = 12,
     mark: Optional[Mark] = None,
-    top_mib: Optional[float] = None,
 ) -> List[str]:
     """`values` (MiB, one a column of the plot) as an area with an axis at the left; no line is wider
     than the style's width when there are at most `plot_width(style)` of them."""
     most = max([*(value for value in values if value is not None), 1.0])
-    top = top_mib if top_mib is not None else max([most, *([mark.mib] if mark else [])]) * 1.02
+    top = max([most, *([mark.mib] if mark else [])]) * 1.02
     ticks = _ticks(top, height)
     rows: List[str] = []
     mark_row = _row_of(mark.mib, top, height) if mark else -1

@@ -1,9 +1,11 @@
-"""What goes on, on one line of a terminal's stderr; nothing in a pipe."""
+"""What goes on, on one line of a terminal's stderr (nothing in a pipe), or on a screen of its own."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+from typing import List, Sequence
 
 _AFTER_S, _EVERY_S, _WIDTH = 0.5, 0.1, 30
 
@@ -60,3 +62,25 @@ class ProgressBar:
         if done >= total:
             eta = ", taking sums"
         self._line(f"{self._what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {done:,} of {total:,}{eta}")
+
+
+_ENTER = "\x1b[?1049h\x1b[?25l"
+_LEAVE = "\x1b[?25h\x1b[?1049l"
+
+
+class LiveScreen:
+    """A context manager: another screen while it lasts, the old one and the cursor afterwards."""
+
+    def __enter__(self) -> LiveScreen:
+        sys.stdout.write(_ENTER)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        sys.stdout.write(_LEAVE)
+        sys.stdout.flush()
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Home, each line cleared to its end, then the rest: no flicker, works over ssh."""
+        shown: List[str] = list(lines[: shutil.get_terminal_size().lines - 1])
+        sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J")
+        sys.stdout.flush()

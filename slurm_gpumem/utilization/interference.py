@@ -19,8 +19,7 @@ from functools import lru_cache
 from math import exp, log
 from typing import Any, Dict, Hashable, List, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
-from slurm_gpumem.data import data_file
-from slurm_gpumem.estimators.fitted_file import fitted
+from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.formats.comment import is_busy
 
@@ -192,7 +191,7 @@ def rounded(load: float, roundness: float) -> float:
 @lru_cache(maxsize=1)
 def packaged() -> Interference:
     """The package's own model."""
-    return fitted(data_file("models", FILE), FORMAT, from_json)
+    return fitted(data_file("models/fitted", FILE), FORMAT, from_json)
 
 
 def from_json(content: Any) -> Interference:
@@ -219,7 +218,6 @@ def _scale(points: Any) -> Tuple[Tuple[float, float], ...]:
 # Without MPS every process takes turns with every other, in the same way: what the sets of several users
 # taught predicts the sets without MPS better (0.04 of a job's speed) than coefficients that were fitted on
 # these (0.07; `python -m lab.score.command --utilization`).
-
 
 PER_USER, SHARED, TIMESLICE = "per-user", "shared", "timeslice"
 WAYS = (PER_USER, SHARED, TIMESLICE)

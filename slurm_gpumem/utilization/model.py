@@ -21,8 +21,7 @@ from functools import lru_cache
 from math import log, log1p
 from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.data import data_file
-from slurm_gpumem.estimators.fitted_file import fitted
+from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.units import MIB
 from slurm_gpumem.utilization.roofline import Times
 from slurm_gpumem.utilization.work import KINDS, StepWork
@@ -155,7 +154,7 @@ class UtilizationModel(NamedTuple):
 @lru_cache(maxsize=4)
 def packaged(only: str = "") -> UtilizationModel:
     """The package's own model; of one source where only that is asked for, as at a submission."""
-    return fitted(data_file("models", FILE), FORMAT, lambda content: from_json(content, only))
+    return fitted(data_file("models/fitted", FILE), FORMAT, lambda content: from_json(content, only))
 
 
 def from_json(content: Any, only: str = "") -> UtilizationModel:

@@ -11,7 +11,7 @@ from typing import Any, List
 
 import pytest
 
-from slurm_gpumem.accounting.gather.collect import append, collect
+from slurm_gpumem.accounting.collect import append, collect
 from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.accounting import AccountingConfig

@@ -12,8 +12,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from slurm_gpumem.accounting.gather import gather
-from slurm_gpumem.accounting.index.index_file import NAME
+from slurm_gpumem.accounting import gather
+from slurm_gpumem.accounting.schema import NAME
 from slurm_gpumem.accounting.types import GROUPS, Filters
 from tests.accounting.job_records import DAY, NOON, UUID, opened, record, site, write
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.accounting.gather.remember import remember_own
+from slurm_gpumem.accounting.remember import remember_own
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry, remembered
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu, plain_gpu
+from slurm_gpumem.estimators.gpus import find_gpu, plain_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.formats.remembered import SCHEMA

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.accounting.index import schema
-from slurm_gpumem.accounting.index.job_table import JobTable
-from slurm_gpumem.accounting.index.rows import row_of, short_gpu_name
+from slurm_gpumem.accounting import schema
+from slurm_gpumem.accounting.index import JobTable
+from slurm_gpumem.accounting.rows import row_of, short_gpu_name
 from slurm_gpumem.formats.job_record import BadRecordError, job_record_from, parse_job_record
 from tests.accounting.job_records import record
 from tests.formats.any_json import JSON

@@ -8,10 +8,10 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.accounting.gather.remember import remember_own
+from slurm_gpumem.accounting.remember import remember_own
 from slurm_gpumem.accounting.types import Filters
 from slurm_gpumem.estimators import remembered
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from tests.accounting.job_records import NOON, UUID, opened, record, write

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.accounting.index.sums import percentiles
+from slurm_gpumem.accounting.sums import percentiles
 from slurm_gpumem.accounting.types import GROUPS, Filters
 from slurm_gpumem.report.job import detail_json, job_lines
 from tests.accounting.job_records import DAY, NOON, UUID, opened, record, write

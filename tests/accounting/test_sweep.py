@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.accounting.index.index import split_evenly
+from slurm_gpumem.accounting.index import split_evenly
 
 
 def test_two_jobs_that_overlap_share_the_time_of_the_overlap() -> None:

@@ -20,7 +20,7 @@ from typing import Callable, Dict, List
 from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import estimate
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup

@@ -22,9 +22,9 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 _ONE = """
 import sys, time
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.stated_input import with_input
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.stated_input import with_input
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.utilization.predict import estimate_with_utilization
 import slurm_gpumem.estimators.corrected, slurm_gpumem.estimators.traced

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.tracing.model.inputs import Inputs

@@ -11,8 +11,7 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.slurm.submit.directives import read_directives
-from slurm_gpumem.slurm.submit.script import read_script
+from slurm_gpumem.slurm.submit.script import read_directives, read_script
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import ceil_div
 

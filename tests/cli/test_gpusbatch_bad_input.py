@@ -71,15 +71,6 @@ def test_arguments_of_the_script_that_are_no_slips_are_left_alone(bare_desk: Any
         assert (done.returncode, done.stderr) == (0, ""), args
 
 
-@pytest.mark.parametrize(
-    ("size", "message"), [("0", "at least 1, not 0"), ("-4", "at least 1, not -4"), ("x", "whole number")]
-)
-def test_an_impossible_batch_size_is_refused(bare_desk: Any, size: str, message: str) -> None:
-    refused(
-        bare_desk.call("job.sh", "--model", "summary.txt", "--batch-size", size), f"--batch-size: .*{message}"
-    )
-
-
 def test_no_batch_size_anywhere_is_told_with_the_ways_to_give_one(bare_desk: Any) -> None:
     refused(bare_desk.call("job.sh", "--model", "summary.txt"), "no batch size", "--batch-size 128")
     bare_desk.script("two.sh", "python a.py --batch-size 8\npython a.py --batch-size $2")
@@ -88,22 +79,6 @@ def test_no_batch_size_anywhere_is_told_with_the_ways_to_give_one(bare_desk: Any
         "not clear: .*line 3 has --batch-size 8, .*line 4 has --batch-size \\$2",
         "--batch-size 128",
     )
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "near"),
-    [
-        ("--optimizer", "adamm", "adam"),
-        ("--gpu", "h2000", "h200"),
-        ("--precision", "fp31", "fp32"),
-        ("--on-oom", "retry", "requeue"),
-        ("--estimator", "horrus", "horus"),
-    ],
-)
-@pytest.mark.slurm
-def test_an_unknown_name_is_refused_with_the_nearest(desk: Any, option: str, value: str, near: str) -> None:
-    done = desk.call("job.sh", "--model", "summary.txt", "--batch-size", "8", option, value)
-    refused(done, f"unknown .*{value}", f"{near}")
 
 
 def test_a_missing_script_is_named(bare_desk: Any) -> None:

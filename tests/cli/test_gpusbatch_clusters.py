@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
 from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
-
-
-def gpu_index(desk: Any, job: str) -> str:
-    """The GPU a running job was given, as it sees it itself."""
-    wait_for_job(desk.cluster, job, ["RUNNING"])
-    path = desk.folder / f"gpu.{job}"
-    until(lambda: path.exists() and path.read_text().endswith("\n"), but=lambda: f"job {job} wrote no GPU")
-    return str(path.read_text().strip())
-
-
-def test_eight_jobs_pack_onto_two_gpus_by_memory(make_cluster: Any, desk_at: Any) -> None:
-    desk = desk_at(make_cluster(nodes=default_nodes(1, gpus=2)))
-    desk.script(
-        "job.sh", 'echo "$CUDA_VISIBLE_DEVICES" > "gpu.$SLURM_JOB_ID"; sleep 60', "#SBATCH -o /dev/null"
-    )
-    jobs = [desk.submit("job.sh", "--gpu-mem", "10G") for _ in range(8)]
-    assert [gpu_index(desk, job) for job in jobs] == ["0"] * 4 + ["1"] * 4
-    # The ninth finds no room and waits.
-    ninth = desk.submit("job.sh", "--gpu-mem", "1G")
-    assert wait_for_job(desk.cluster, ninth, ["PENDING"])["JobState"] == "PENDING"
 
 
 def test_five_shared_jobs_really_share_one_node_where_jobs_without_mem_take_it_whole(
@@ -72,14 +51,6 @@ def test_of_two_sizes_a_job_lands_where_it_fits(make_cluster: Any, desk_at: Any)
     assert "shards of one GPU (a100: 40, h200: 140)" in either.stderr
 
 
-def test_a_typed_request_works_with_steps_of_its_own(make_cluster: Any, desk_at: Any) -> None:
-    desk = desk_at(make_cluster(nodes=default_nodes(1)))
-    desk.script("job.sh", "srun true", "#SBATCH -o out --gres=gpu:a100:1")
-    job = desk.submit("job.sh", "--gpu-mem", "12G")
-    assert desk.gres(job) == "shard:a100:12"
-    assert wait_for_job(desk.cluster, job)["JobState"] == "COMPLETED"
-
-
 def test_on_an_mps_cluster_the_same_memory_is_a_share_of_its_units(make_cluster: Any, desk_at: Any) -> None:
     desk = desk_at(make_cluster(nodes=default_nodes(1), gres="mps"))
     # 40 of a table's 40 GiB A100 is known by its type; the site's file says so for this one.
@@ -95,16 +66,6 @@ def test_on_an_mps_cluster_the_same_memory_is_a_share_of_its_units(make_cluster:
     assert "asking for 12 GiB (30 of 100 mps units on an a100)" in done.stderr
     assert wait_for_job(desk.cluster, job)["JobState"] == "COMPLETED"
     assert (desk.folder / "seen").read_text() == "0 30\n"
-
-
-def test_a_partition_without_shards_says_so_and_gives_a_whole_gpu(make_cluster: Any, desk_at: Any) -> None:
-    desk = desk_at(make_cluster(nodes=default_nodes(1), gres="mps"))
-    shards: Dict[str, str] = {"GPUMEM_SHARING_GRES": "shard"}
-    asked = desk.call("--parsable", "-H", "job.sh", "--gpu-mem", "12G", "--gres=gpu:a100:1", env=shards)
-    assert "partition gpu has no shards" in asked.stderr
-    assert desk.gres(asked.stdout.strip()) == "gpu:a100:1"
-    unasked = desk.call("--parsable", "-H", "job.sh", "--gpu-mem", "12G", env=shards)
-    assert desk.gres(unasked.stdout.strip()) == "gpu:1"
 
 
 def test_a_partition_without_gpus_names_those_that_have_some(make_cluster: Any, desk_at: Any) -> None:
@@ -135,18 +96,3 @@ def test_a_gpu_type_the_partition_does_not_have_is_sbatchs_to_refuse(desk: Any) 
     done = desk.call("--gres=gpu:v100:1", "job.sh", "--gpu-mem", "4G", "--dry-run")
     assert done.stderr == "gpumem: goes to sbatch as it is: partition gpu has no GPU of type v100\n"
     assert done.stdout.startswith("sbatch --gres=gpu:v100:1 ")
-
-
-def test_a_job_that_takes_more_than_the_gpu_has_fails_as_pytorch_does(desk: Any) -> None:
-    desk.script("job.sh", "gpumem-standin --peak 50000 --seconds 0.2 --name big", "#SBATCH -o out")
-    job = desk.submit("job.sh", "--gpu-mem", "8G")
-    fields = wait_for_job(desk.cluster, job)
-    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "1:0")
-    said = (desk.folder / "out").read_text()
-    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" in said
-
-
-def test_jobs_within_their_part_live_beside_each_other(desk: Any) -> None:
-    desk.script("job.sh", "gpumem-standin --peak 18000 --seconds 0.5", "#SBATCH -o out.%j -w n1")
-    jobs = [desk.submit("job.sh", "--gpu-mem", "18G") for _ in range(2)]
-    assert [wait_for_job(desk.cluster, job)["JobState"] for job in jobs] == ["COMPLETED", "COMPLETED"]

@@ -34,9 +34,3 @@ def test_a_coverage_that_decides_nothing_is_said(desk: Any) -> None:
     done = desk.call("--dry-run", "--gpu-mem", "4G", "--coverage", "0.9", "job.sh")
     assert done.returncode == 0, done.stderr
     assert "coverage has no effect: the GPU memory given by hand" in done.stderr
-
-
-def test_a_coverage_that_cannot_be_is_refused_before_anything_is_submitted(desk: Any) -> None:
-    done = desk.call("--coverage", "1.5", *JOB)
-    assert done.returncode == 2
-    assert "from 0.5 to 0.995" in done.stderr

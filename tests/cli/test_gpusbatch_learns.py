@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +19,6 @@ from tests.support.slurm_jobs import hold_until, live_peaks
 from tests.support.waiting import remove_tree, until
 
 GPUSBATCH = str(Path(sys.executable).with_name("gpusbatch"))
-GPUMEM = str(Path(sys.executable).with_name("gpumem"))
 HEAD = "#SBATCH --gres=gpu:1 -o out"
 
 
@@ -71,15 +69,6 @@ def test_a_site_may_share_first_runs_by_a_size_of_its_own(desk: Any) -> None:
     assert _record(done.stdout).fingerprint.startswith("s")
 
 
-@pytest.mark.parametrize(
-    "head", ["", "#SBATCH --gres=gpu:2", "#SBATCH --gres=gpu:1 --exclusive", "#SBATCH -N 2"]
-)
-def test_a_job_that_could_not_share_a_gpu_goes_as_with_sbatch(desk: Any, head: str) -> None:
-    desk.script("job.sh", "python train.py", head)
-    done = desk.call("--dry-run", "job.sh")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "sbatch job.sh\n")
-
-
 def test_without_slurm_the_job_goes_to_sbatch_anyway(bare_desk: Any) -> None:
     bare_desk.script("job.sh", "python train.py", HEAD)
     done = bare_desk.call("--dry-run", "job.sh", env={"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere"})
@@ -117,47 +106,3 @@ def test_a_script_without_a_model_is_measured_and_shares_a_gpu_the_next_time(sit
     again = cluster.run([GPUSBATCH, "--dry-run", "job.sh", "one"], env=env, cwd=folder)
     assert "remembered: 1 run on a100 took 8.8 GiB" in again.stderr, again.stderr
     assert "--gres=shard:11 " in again.stdout
-
-
-def _cpus(dry_run: str) -> int:
-    return int(dry_run.partition("--cpus-per-task=")[2].split()[0])
-
-
-@pytest.mark.slurm
-def test_a_job_that_spins_on_one_of_its_cpus_asks_for_as_many_the_next_time(site: Any) -> None:
-    cluster, folder = site
-    (folder / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --gres=gpu:1 -o out\ngpumem-standin --peak 9000 --steps 2000 --seconds 600 &\n"
-        "until [ -e go ]; do :; done\nkill $!\n"
-    )
-    env = {"XDG_CACHE_HOME": str(folder), "GPUMEM_SHARING_FIRST_RUN_MIB": "20480"}
-
-    def gpusbatch(*words: str, **more: str) -> Any:
-        done = cluster.run([GPUSBATCH, *words, "job.sh"], env={**env, **more}, cwd=folder)
-        assert done.returncode == 0, done.stderr
-        return done
-
-    first = gpusbatch("--dry-run")
-    assert _cpus(first.stdout) == 8, first.stdout
-    assert "earlier runs" not in first.stderr
-    job = gpusbatch("--parsable").stdout.strip()
-    live = cluster.layout.nodes / "n1" / "live.json"
-    # Its use of CPUs is looked at every few seconds.
-    until(lambda: live.exists() and (json.loads(live.read_text())["jobs"].get(job) or {}).get("cpus_high"))
-    (folder / "go").touch()
-    assert wait_for_job(cluster, job, timeout_s=120)["JobState"] == "COMPLETED"
-    demo.report(cluster, [job])
-    again = gpusbatch("--dry-run")
-    assert "--gres=shard:11 " in again.stdout, again.stderr
-    assert _cpus(again.stdout) <= 2
-    assert "of 4: earlier runs used " in again.stderr.replace("\n       ", ""), again.stderr
-    own = gpusbatch("--dry-run", "-c", "3")
-    assert "-c 3" in own.stdout
-    assert "--cpus-per-task" not in own.stdout
-    assert "earlier runs used" not in own.stderr
-    shown = cluster.run([GPUMEM, "report", "-n", "-P", "-o", "CPUs,CPU%,cpu"], env=env).stdout.split("|")
-    assert shown[0] == "8"
-    assert 1 <= int(shown[1]) <= 20, shown
-    summary = cluster.run([GPUMEM, "report", "--summary"], env=env).stdout
-    assert "of those held were used" in summary, summary
-    assert "of 8 CPUs busy, at most " in cluster.run([GPUMEM, "report", "-j", job], env=env).stdout

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.state.nodes import GPU_TYPE_CAN_CHANGE
 from slurm_gpumem.slurm.state.running import placements
-from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.utilization.predict import estimate_with_utilization
 
 pytestmark = pytest.mark.slurm
 
-RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 
 ONLY_MIG = NodeSpec("n1", gpus=0, instances=(Undivided("1g.18gb", 3), Undivided("2g.35gb", 1)), cpus=16)
 MIXED = NodeSpec(
@@ -42,14 +36,6 @@ def mig(make_module_cluster: Any) -> Any:
         NodeSpec(n, gpus=0, instances=(Undivided(kind, 1),)) for n, kind in (("n4", "v100"), ("n5", "a100"))
     )
     return make_module_cluster(nodes=(ONLY_MIG, MIXED, strange, small, large), extra_conf=lines)
-
-
-def step_seconds(gpu: str) -> float:
-    """The predicted step of ResNet-50."""
-    job = TrainingJob(batch_size=64)
-    found = estimate_with_utilization("auto", read_summary(RESNET), job, find_gpu(gpu)).utilization
-    assert found is not None
-    return found.step_seconds
 
 
 def test_a_job_gets_the_smallest_instance_that_holds_it_and_one_line_says_so(mig: Any, desk_at: Any) -> None:
@@ -79,32 +65,6 @@ def test_an_estimate_on_an_instance_is_marked_as_not_measured_there(mig: Any, de
     found = json.loads(done.stdout)
     assert (found["gres"], found["gpu"], found["instance_mib"]) == ("gpu:1g.18gb:1", "1g.18gb", 16_384)
     assert any("not measured on MIG" in warning for warning in found["warnings"])
-
-
-def test_a_busy_job_skips_an_instance_with_too_few_multiprocessors(mig: Any, desk_at: Any) -> None:
-    desk = desk_at(mig)
-    words = ("--dry-run", "--json", "-p", "mig", "job.sh", "--model", str(RESNET), "--batch-size", "64")
-    plain = json.loads(desk.call(*words, "--max-slowdown", "50").stdout)
-    small, large, whole = (step_seconds(name) for name in ("h200_1g.18gb", "h200_2g.35gb", "h200"))
-    assert small > large > whole
-    strict = json.loads(desk.call(*words, "--max-slowdown", f"{(small * large) ** 0.5 / whole:.2f}").stdout)
-    assert (plain["gres"], strict["gres"]) == ("gpu:1g.18gb:1", "gpu:2g.35gb:1")
-    assert "too slow" in strict["reason"]
-
-
-def test_beside_shards_the_smaller_one_is_taken(mig: Any, desk_at: Any) -> None:
-    desk = desk_at(mig)
-    small = desk.submit("-H", "-p", "mixed", "job.sh", "--gpu-mem", "3G")
-    middle = desk.submit("-H", "-p", "mixed", "job.sh", "--gpu-mem", "32.5G")
-    large = desk.submit("-H", "-p", "mixed", "job.sh", "--gpu-mem", "60G")
-    assert [desk.gres(job) for job in (small, middle, large)] == ["shard:3", "gpu:2g.35gb:1", "shard:60"]
-
-
-def test_a_job_too_large_for_every_profile_is_not_submitted(mig: Any, desk_at: Any) -> None:
-    done = desk_at(mig).call("-p", "mig", "job.sh", "--gpu-mem", "40G")
-    assert done.returncode == 1
-    assert "40.0 GiB does not fit the largest GPU of partition mig (2g.35gb, 32.5 GiB)." in done.stderr
-    assert "Nothing was submitted" in done.stderr
 
 
 def test_an_unknown_profile_is_named_and_never_asked_for(mig: Any, desk_at: Any) -> None:

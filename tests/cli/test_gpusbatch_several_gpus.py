@@ -147,13 +147,6 @@ def test_without_a_strategy_such_a_job_is_only_warned(desk: Any) -> None:
     assert "if every one holds the whole model. --strategy fsdp says that it is sharded" in said(done)
 
 
-def test_gpus_of_all_nodes_count(desk: Any) -> None:
-    large_model(desk.folder / "large.json", 1)
-    done = ask(desk, 4, "--nodes=2")
-    assert done.returncode == 0, done.stderr
-    assert "8 GPUs" in said(done)
-
-
 def shards(done: Any) -> int:
     return int(done.stdout.split("shard:")[1].split()[0].strip("'\""))
 
@@ -166,15 +159,6 @@ def test_a_rank_on_each_of_two_nodes_has_a_share_with_its_buckets_and_nccl(desk:
     assert shards(ranks) >= shards(alone) + 4
     without = desk.call("--dry-run", "--nodes=2", "job.sh", "--model", "large.json")
     assert shards(without) == shards(ranks)
-
-
-def test_a_model_that_no_gpu_holds_keeps_whole_gpus_on_several_nodes_too(desk: Any) -> None:
-    large_model(desk.folder / "large.json", 30)
-    done = ask(desk, 1, "--nodes=2")
-    assert done.returncode == 0, done.stderr
-    assert "--strategy fsdp says that it is sharded" in said(done)
-    assert "--gres=gpu:1 " in done.stdout
-    assert ask(desk, 1, "--nodes=2", "--strategy", "ddp").returncode == 1
 
 
 def test_more_processes_than_gpus_are_refused(desk: Any) -> None:

@@ -44,13 +44,6 @@ def test_without_a_setting_a_step_may_take_twice_as_long_and_the_user_hears_it(d
     assert "expected slowdown while sharing " in said
 
 
-def test_where_the_site_ignores_activity_only_memory_decides(desk: Any, site: Any) -> None:
-    found = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 100\n"))
-    assert found["shards"] == found["shards_by_memory"]
-    assert found["shards_by_activity"] is None
-    assert found["utilization"]["sm_active"] > 50
-
-
 def test_a_busy_job_asks_for_more_where_the_site_accepts_little_slowdown(desk: Any, site: Any) -> None:
     plain = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 100\n"))["shards"]
     loose = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 3\n"))["shards"]
@@ -96,14 +89,6 @@ def test_explain_says_which_of_the_two_decided_and_what_the_other_asked(desk: An
     assert "keeps slowdowns within 3 (the site's limit)" in said
     ignored = site("[sharing]\nmax_slowdown = 100\n")
     assert "no slowdown limit counts" in desk.call("--dry-run", "--explain", *BUSY, env=ignored).stderr
-
-
-def test_a_slowdown_below_one_is_refused_where_it_was_written(desk: Any) -> None:
-    desk.script("job.sh", "true", "#GPUMEM max-slowdown=0.5")
-    done = desk.call("--dry-run", *BUSY)
-    assert done.returncode == 2
-    assert "max-slowdown" in done.stderr
-    assert "job.sh, line 2" in done.stderr
 
 
 def test_a_job_of_unknown_activity_gets_its_memorys_share_and_is_told(desk: Any, site: Any) -> None:

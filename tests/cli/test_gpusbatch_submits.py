@@ -57,13 +57,6 @@ def test_code_that_cannot_be_traced_from_here_says_how_else(desk: Any) -> None:
     assert desk.cluster.run(["squeue", "-h", "-n", "job.sh", "-t", "PD,R"], check=True).stdout == ""
 
 
-def test_cpus_and_memory_go_with_the_part(desk: Any) -> None:
-    job = desk.submit("-H", "job.sh", "--gpu-mem", "10G")
-    fields = desk.shown(job)
-    # A quarter of a GPU, of which a node has four, with 64 CPUs and 512000 MiB.
-    assert (desk.gres(job), fields["CPUs/Task"], fields["MinMemoryNode"]) == ("shard:10", "4", "32000M")
-
-
 def test_what_the_user_asked_of_cpus_and_memory_stays(desk: Any) -> None:
     job = desk.submit("-H", "-c", "3", "--mem=5G", "--open-mode=truncate", "job.sh", "--gpu-mem", "10G")
     fields = desk.shown(job)
@@ -183,14 +176,6 @@ def test_values_that_look_like_our_options_are_values(desk: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [["--gres=gpu:a100:1"], ["--gpus=a100:1"], ["-G", "a100:1"], ["--gpus-per-node=a100:1"]]
-)
-def test_a_gpu_on_the_command_line_becomes_shards_of_its_type(desk: Any, given: Any) -> None:
-    job = desk.submit("-H", *given, "job.sh", "--gpu-mem", "10G")
-    assert desk.gres(job) == "shard:a100:10"
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "--gres=gpu:a100:1",
@@ -234,42 +219,6 @@ def test_a_gpu_in_the_environment_becomes_shards(desk: Any) -> None:
     assert desk.shown(job)["CPUs/Task"] == "2"
 
 
-def test_settings_of_the_environment_win_over_the_scripts(desk: Any) -> None:
-    desk.script("job.sh", "true", "#GPUMEM mem=4G")
-    assert desk.gres(desk.submit("-H", "job.sh", env={"GPUMEM_MEM": "6G"})) == "shard:6"
-
-
-@pytest.mark.parametrize(
-    ("given", "gres", "why"),
-    [
-        (["--gres=gpu:2"], "gpu:2", "it asks for 2 GPUs (--gres)"),
-        (["--exclusive", "--gres=gpu:1"], "gpu:1", "--exclusive takes whole nodes"),
-        (["-N2", "--gpus-per-node=2"], "gpu:2", "it asks for 2 GPUs on each of 2 nodes (--gpus-per-node)"),
-        (["--gres=shard:a100:7"], "shard:a100:7", "its own --gres=shard:a100:7 stays"),
-        (["--exclusive"], "gpu:1", "--exclusive takes whole nodes"),
-    ],
-)
-def test_a_job_that_cannot_share_keeps_its_gpus_and_hears_why(
-    desk: Any, given: Any, gres: str, why: str
-) -> None:
-    done = desk.call("--parsable", "-H", *given, "job.sh", "--gpu-mem", "10G")
-    desk.jobs.append(done.stdout.strip())
-    assert done.returncode == 0, done.stderr
-    assert desk.gres(done.stdout.strip()) == gres
-    assert why in done.stderr
-    record = parse_record(desk.comment(done.stdout.strip()))
-    assert record is not None
-    assert record.shards == 0
-
-
-def test_one_gpu_on_each_of_two_nodes_becomes_shards_of_each_with_cpus_for_its_rank(desk: Any) -> None:
-    asks = ["-H", "-N2", "--ntasks-per-node=1", "--gpus-per-node=1", "job.sh", "--gpu-mem", "10G"]
-    job = desk.submit(*asks)
-    shown = desk.shown(job)
-    assert (desk.gres(job), shown["CPUs/Task"], shown["NumNodes"]) == ("shard:10", "4", "2-2")
-    assert "10 of 40 shards on an a100, on each of 2 nodes" in desk.call("--dry-run", *asks).stderr
-
-
 def test_exclusive_gpu_leaves_room_for_nobody(desk: Any) -> None:
     job = desk.submit("-H", "job.sh", *MODEL, "--batch-size", "8", "--exclusive-gpu")
     version = desk.cluster.run(["sinfo", "--version"]).stdout.split()[1].split(".")
@@ -291,13 +240,6 @@ def test_more_than_a_gpu_has_is_refused_with_what_would_fit(desk: Any) -> None:
     assert lines[-1] == "        Nothing was submitted. Use --exclusive-gpu to try anyway."
     assert desk.cluster.run(["squeue", "-h", "-u", "root", "-o", "%i"]).stdout == before
     assert desk.call("--dry-run", "job.sh", *MODEL, "--batch-size", batch[1]).returncode == 0
-
-
-def test_memory_by_hand_is_bounded_too(desk: Any) -> None:
-    assert desk.gres(desk.submit("-H", "job.sh", "--gpu-mem", "40G")) == "shard:40"
-    done = desk.call("job.sh", "--gpu-mem", "41G")
-    assert done.returncode == 1
-    assert "41.0 GiB does not fit the largest GPU of partition gpu (a100, 40 GiB)" in done.stderr
 
 
 def test_every_task_of_an_array_gets_its_part(desk: Any) -> None:
@@ -344,16 +286,6 @@ def test_explain_shows_the_parts_on_stderr(desk: Any) -> None:
     assert "activations" in ascii_only.stderr
 
 
-def test_a_site_that_observes_gets_the_record_and_nothing_else(desk: Any) -> None:
-    job = desk.submit(
-        "-H", "--gres=gpu:1", "--mem=1G", "job.sh", "--gpu-mem", "10G", env={"GPUMEM_SHARING_MODE": "observe"}
-    )
-    assert desk.gres(job) == "gpu:1"
-    record = parse_record(desk.comment(job))
-    assert record is not None
-    assert (record.request_mib, record.shards) == (10240, 0)
-
-
 def test_a_script_on_standard_input_is_read_once_and_submitted(desk: Any) -> None:
     text = "#!/bin/bash\n#GPUMEM mem=5G\n#SBATCH --gpus=1 -o out\necho from stdin > seen\n"
     job = desk.submit(stdin=text)
@@ -382,16 +314,6 @@ def test_a_wrapped_command_can_share(desk: Any) -> None:
     assert desk.gres(job) == "shard:4"
 
 
-def test_a_heterogeneous_job_stays_as_it_is(desk: Any) -> None:
-    done = desk.call(
-        "--parsable", "-H", "-n1", "--mem=100", ":", "-n1", "--mem=100", "--gpu-mem", "4G", "job.sh"
-    )
-    assert done.returncode == 0, done.stderr
-    desk.jobs.append(done.stdout.strip())
-    assert "heterogeneous job keeps its GPUs" in done.stderr
-    assert "HetJobOffset" in desk.shown(done.stdout.strip())
-
-
 def test_a_heterogeneous_script_goes_to_sbatch_word_for_word(desk: Any) -> None:
     desk.script(
         "het.sh", "true", "#GPUMEM mem=4G\n#SBATCH -n1 --mem=100\n#SBATCH hetjob\n#SBATCH -n1 --mem=100"
@@ -403,15 +325,9 @@ def test_a_heterogeneous_script_goes_to_sbatch_word_for_word(desk: Any) -> None:
 
 
 HOSTILE = [
-    "two words",
-    "it's",
-    'say "hi"',
-    "$(touch pwned)",
-    "`touch pwned`",
-    "a;touch pwned",
-    "new\nline",
+    "two words", "it's", 'say "hi"', "$(touch pwned)", "`touch pwned`", "a;touch pwned", "new\nline",
     "-dash",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)

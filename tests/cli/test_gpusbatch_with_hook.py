@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import pytest
 
 from slurm_gpumem.data import LUA_FILES, data_path
-from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.setup.render import lua_table
@@ -71,47 +70,3 @@ def test_a_gpu_of_its_own_stays_one_under_the_hook(hook: str, make_cluster: Any,
         "-H", "--gres=gpu:1", "job.sh", "--gpu-mem", "10G", env={"GPUMEM_SHARING_MODE": "observe"}
     )
     assert desk.gres(observed) == "gpu:1"
-
-
-def test_the_hook_gives_gpumem_jobs_the_smallest_instance_and_touches_no_other(
-    tmp_path: Path, make_cluster: Any, desk_at: Any
-) -> None:
-    """Shards and MIG on one node: what takes less, and a message where nothing holds a job."""
-    instances = (Undivided("1g.18gb", 2, 16_384, "1g.18gb"), Undivided("2g.35gb", 1, 33_280, "2g.35gb"))
-    mig = NodeSpec("n1", gpus=0, instances=instances, cpus=16)
-    mixed = NodeSpec("n2", 1, "h200", 139 * 1024, instances=(Undivided("2g.35gb", 1),), cpus=16)
-    small, middle = GpuGroup("1g.18gb", 2, 16_384), GpuGroup("2g.35gb", 1, 33_280)
-    plan = SitePlan(
-        groups=(
-            NodeGroup("n1", (small, middle), ("mig",), 16, 512_000),
-            NodeGroup("n2", (GpuGroup("h200", 1, 139 * 1024), middle), ("mixed",), 16, 512_000),
-        ),
-        partitions=("mig", "mixed"),
-        default_partition="mig",
-        reserve_mib=0,
-    )
-    for name in (*LUA_FILES, "job_submit.lua"):
-        shutil.copy(data_path("lua", name), tmp_path)
-    (tmp_path / "gpumem_site.lua").write_text(lua_table(plan))
-    lines = tuple(
-        f"PartitionName={name} Nodes={node} MaxTime=60 DefMemPerCPU=100 State=UP"
-        for name, node in (("mig", "n1"), ("mixed", "n2"))
-    )
-    cluster = make_cluster(
-        nodes=(mig, mixed), extra_conf=lines, job_submit_lua=str(tmp_path / "job_submit.lua")
-    )
-    desk = desk_at(cluster)
-
-    def asked(partition: str, mem: str) -> Tuple[str, str]:
-        script = f"#!/bin/sh\n#SBATCH --gres=gpu:1\n#GPUMEM mem={mem}\ntrue\n"
-        done = desk.call("--parsable", "-H", "-p", partition, command="sbatch", stdin=script)
-        assert done.returncode == 0, done.stderr
-        return desk.gres(done.stdout.strip()), done.stderr
-
-    assert asked("mig", "12G")[0] == "gpu:1g.18gb:1"
-    assert asked("mig", "20G")[0] == "gpu:2g.35gb:1"
-    assert asked("mixed", "12G")[0] == "shard:12"
-    assert asked("mixed", "32.5G")[0] == "gpu:2g.35gb:1"
-    gres, said = asked("mig", "40G")
-    assert gres == "gpu:1"
-    assert "job not changed: no MIG instance of partition mig holds its GPU memory" in said

@@ -16,7 +16,7 @@ from typing import Any, Callable, List, Tuple
 import pytest
 
 from slurm_gpumem.accounting import sacct
-from slurm_gpumem.accounting.gather.upkeep import allow
+from slurm_gpumem.accounting.collect import allow
 from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_gpumem.accounting.types import Filters
 from slurm_gpumem.cli.gpumem import main as gpumem
-from slurm_gpumem.report.html.write import in_words
+from slurm_gpumem.report.html.page import in_words
 from tests.bench.make_records import records
 from tests.support.no_slurm import without_slurm
 

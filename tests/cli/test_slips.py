@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from typing import List
 
 import pytest
@@ -48,11 +47,6 @@ def test_a_command_to_trace_without_its_dashes_is_told_where_they_go() -> None:
     for words in (["python", "train.py"], ["-o", "x.json", "python", "train.py", "--epochs", "3"]):
         done = call("trace", *words)
         assert (done.returncode, "Write it behind --" in done.stderr) == (2, True), done.stderr
-
-
-def test_what_if_takes_a_file_as_estimate_does(tmp_path: Path) -> None:
-    missing = str(tmp_path / "sacct.txt")
-    assert missing in call("what-if", missing).stderr
 
 
 @pytest.mark.parametrize("command", ["estimate", "fit", "why"])

@@ -108,17 +108,9 @@ def test_an_estimate_of_code_follows_the_jobs_own_pytorch_and_variables(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = (
-        "estimate",
-        "net.py:build",
-        "--input",
-        "64",
-        "--batch-size",
-        "32",
-        "--gpu",
-        "h200",
-        "--explain",
+        "estimate", "net.py:build", "--input", "64", "--batch-size", "32", "--gpu", "h200", "--explain",
         "-v",
-    )
+    )  # fmt: skip
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     done = place.gpumem(*asked, "--torch", "1.13")
     assert done.returncode == 0, done.stderr

@@ -5,14 +5,12 @@ import random
 import re
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 
 from slurm_gpumem.cli.gpumem import main
-from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.slurm.state.history import FIELDS
-from tests.support.waiting import until
 
 
 def _moment(seconds: float) -> str:
@@ -190,37 +188,3 @@ def test_more_gpus_than_the_jobs_showed_can_be_given(
 def test_the_command_for_another_machine_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["what-if", "--command"]) == 0
     assert capsys.readouterr().out.startswith("sacct -a -P -S 20")
-
-
-def test_a_real_slurmdbd_answers_it(
-    make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cluster = make_cluster(accounting=True)
-    for gpus in (1, 1, 1, 2):
-        cluster.run(["sbatch", "-o", "/dev/null", f"--gres=gpu:{gpus}", "--wrap", "sleep 2"], check=True)
-    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout)
-    for name, value in cluster.env.items():
-        monkeypatch.setenv(name, value)
-
-    def answer() -> Any:
-        code = main(["what-if", "--since", "1d", "--json"])
-        text = capsys.readouterr().out
-        found = json.loads(text) if code == 0 else {}
-        return found if found.get("jobs") == 4 else None
-
-    found = until(answer)
-    assert found["single"] == 3
-    assert found["pools"][0]["gpus"] == 8
-    assert found["pools"][0]["counted"] is True
-    assert found["pools"][0]["gpu"] == "a100"
-    toml = Path(cluster.env["SLURM_CONF"]).with_name("gpumem.toml")
-    monkeypatch.delenv("GPUMEM_SITE_CONFIG", raising=False)
-    toml.unlink(missing_ok=True)
-    assert main(["setup", "--untried"]) == 0
-    written = capsys.readouterr().out
-    limit = re.search(r"\+max_slowdown = (\S+)", written)
-    assert limit, written
-    placement = "level" if "LLN=YES" in written else "spread" if "LL_SHARED_GRES" in written else "pack"
-    assert main(["what-if", "--since", "1d"]) == 0
-    played = f"shared by one MPS server for all users, placement {placement}, max_slowdown {limit[1]}"
-    assert played in capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpumem.config.ladder import Step, parse_ladder
+from slurm_gpumem.config.kinds import Step, parse_ladder
 from slurm_gpumem.errors import ConfigError
 
 

@@ -14,9 +14,8 @@ import pytest
 
 import slurm_gpumem
 from slurm_gpumem.devcluster import processes
-from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.state import load
+from slurm_gpumem.devcluster.cluster import Cluster, load
+from slurm_gpumem.devcluster.spec import Layout
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm

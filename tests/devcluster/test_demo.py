@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slurm
 def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path, tmp_path: Path) -> None:
     own = {"PYTHONIOENCODING": "ascii", "COLUMNS": "100", "TMPDIR": str(state_folder), "HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "slurm_gpumem.cli.demo"],
+        [sys.executable, "-m", "slurm_gpumem.devcluster.demo"],
         capture_output=True,
         text=True,
         timeout=180,

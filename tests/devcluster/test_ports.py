@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from slurm_gpumem.devcluster import ports
-from slurm_gpumem.devcluster.ports import PortReservation
+from slurm_gpumem.devcluster import daemons
+from slurm_gpumem.devcluster.daemons import PortReservation
 
 
 def listen(port: int) -> socket.socket:
@@ -27,7 +27,7 @@ def test_two_reservations_share_no_port(monkeypatch: pytest.MonkeyPatch) -> None
     # Twelve ports for two times six: a reservation that did not hold would be found out at once.
     with PortReservation(12) as found:
         free = found.ports
-    monkeypatch.setattr(ports.random, "sample", lambda *_: free)
+    monkeypatch.setattr(daemons.random, "sample", lambda *_: free)
     with PortReservation(6) as one, PortReservation(6) as other:
         assert len({*one.ports, *other.ports}) == 12
 
@@ -36,6 +36,6 @@ def test_a_port_in_use_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     with PortReservation(2) as found:
         taken, free = found.ports
     with listen(taken):
-        monkeypatch.setattr(ports.random, "sample", lambda *_: [taken, free])
+        monkeypatch.setattr(daemons.random, "sample", lambda *_: [taken, free])
         with PortReservation(1) as reserved:
             assert reserved.ports == [free]

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
+from slurm_gpumem.devcluster.cluster import ClusterState, load, save
 from slurm_gpumem.devcluster.config import Place, gres_conf, slurm_conf
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
-from slurm_gpumem.devcluster.state import ClusterState, load, save
+from slurm_gpumem.devcluster.spec import ClusterSpec, Layout, NodeSpec, default_nodes
 from slurm_gpumem.errors import DevClusterError, UsageError
 
 STATE = Path("/somewhere")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from slurm_gpumem.devcluster import ledger
-from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.devcluster.ledger import LedgerGpu
 from slurm_gpumem.devcluster.spec import default_nodes
@@ -111,18 +109,3 @@ def test_a_job_that_outgrows_its_gpu_fails_in_slurm_as_pytorch_does(make_cluster
     assert ended["JobState"] == "FAILED"
     assert ended["ExitCode"] == "1:0"
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate" in log.read_text()
-
-
-@slurm
-def test_a_killed_stand_in_frees_its_memory(cluster: Cluster) -> None:
-    job = submit_shared(cluster, 12, "exec gpumem-standin --peak 12000 --seconds 100")
-    try:
-        until(lambda: [job] in jobs_on_gpus(cluster).values())
-        name = next(name for name, jobs in jobs_on_gpus(cluster).items() if jobs == [job])
-        node, index = name.split(" gpu")
-        gpu = LedgerGpu(cluster.layout.ledger, node, int(index))
-        os.kill(gpu.pids(job)[0], signal.SIGKILL)
-        until(lambda: gpu.holders() == {})
-        assert gpu.peaks()[job] > 0
-    finally:
-        cluster.run(["scancel", job])

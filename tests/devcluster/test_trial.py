@@ -12,63 +12,27 @@ import pytest
 
 from slurm_gpumem.devcluster import processes, trial
 from slurm_gpumem.devcluster.config import Place
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.sandbox import Configuration, sandboxed
+from slurm_gpumem.devcluster.spec import Layout
 from slurm_gpumem.errors import DevClusterError
-from slurm_gpumem.slurm.conf.conf_file import Where
+from slurm_gpumem.slurm.conf_file import Where
 from tests.support.needs import needs_root
 from tests.support.site_files import SLURM_ROOT
 
 PROGRAMS = [
-    "Prolog",
-    "Epilog",
-    "PrologSlurmctld",
-    "EpilogSlurmctld",
-    "TaskProlog",
-    "TaskEpilog",
-    "SrunProlog",
-    "SrunEpilog",
-    "SuspendProgram",
-    "ResumeProgram",
-    "ResumeFailProgram",
-    "HealthCheckProgram",
-    "RebootProgram",
-    "MailProg",
-    "SlurmctldPrimaryOnProg",
-    "SlurmctldPrimaryOffProg",
-    "UnkillableStepProgram",
-    "JobCompLoc",
-    "PlugStackConfig",
-]
+    "Prolog", "Epilog", "PrologSlurmctld", "EpilogSlurmctld", "TaskProlog", "TaskEpilog", "SrunProlog",
+    "SrunEpilog", "SuspendProgram", "ResumeProgram", "ResumeFailProgram", "HealthCheckProgram",
+    "RebootProgram", "MailProg", "SlurmctldPrimaryOnProg", "SlurmctldPrimaryOffProg",
+    "UnkillableStepProgram", "JobCompLoc", "PlugStackConfig",
+]  # fmt: skip
 PLACES = [
-    "StateSaveLocation",
-    "SlurmdSpoolDir",
-    "SlurmctldPidFile",
-    "SlurmdPidFile",
-    "SlurmctldLogFile",
-    "SlurmdLogFile",
-    "SlurmSchedLogFile",
-    "AccountingStorageHost",
-    "AccountingStoragePass",
-    "AccountingStorageBackupHost",
-    "SlurmctldHost",
-    "SlurmctldAddr",
-    "AuthInfo",
-    "AuthAltParameters",
-    "JobCompHost",
-    "JobCompPass",
-    "TLSParameters",
-    "SlurmctldPort",
-    "SlurmdPort",
-    "ClusterName",
-    "SwitchParameters",
-    "TopologyParam",
-    "CommunicationParameters",
-    "FederationParameters",
-    "SlurmctldParameters",
-    "CliFilterPlugins",
-    "SomethingNew",
-]
+    "StateSaveLocation", "SlurmdSpoolDir", "SlurmctldPidFile", "SlurmdPidFile", "SlurmctldLogFile",
+    "SlurmdLogFile", "SlurmSchedLogFile", "AccountingStorageHost", "AccountingStoragePass",
+    "AccountingStorageBackupHost", "SlurmctldHost", "SlurmctldAddr", "AuthInfo", "AuthAltParameters",
+    "JobCompHost", "JobCompPass", "TLSParameters", "SlurmctldPort", "SlurmdPort", "ClusterName",
+    "SwitchParameters", "TopologyParam", "CommunicationParameters", "FederationParameters",
+    "SlurmctldParameters", "CliFilterPlugins", "SomethingNew",
+]  # fmt: skip
 SITE = (
     "".join(f"{key}=/marked/{key}\n" for key in (*PROGRAMS, *PLACES))
     + "GresTypes=gpu\nSelectType=select/cons_tres\n"
@@ -179,7 +143,7 @@ def trial_program(first: str = "") -> str:
         "import os\n"
         "from pathlib import Path\n"
         "from slurm_gpumem.devcluster import sandbox, trial\n"
-        "from slurm_gpumem.slurm.conf.conf_file import Where\n"
+        "from slurm_gpumem.slurm.conf_file import Where\n"
         f"{first}\n"
         f"conf = sandbox.Configuration({conf!r}, Where())\n"
         f"root = {str(SLURM_ROOT or '')!r}\n"

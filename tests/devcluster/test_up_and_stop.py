@@ -11,10 +11,8 @@ import pytest
 
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import processes
-from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
-from slurm_gpumem.devcluster.state import load, locked
+from slurm_gpumem.devcluster.cluster import Cluster, load, locked
+from slurm_gpumem.devcluster.spec import ClusterSpec, Layout, default_nodes
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.node.processes import start_of
 from tests.support.slurm_jobs import jobs_on_gpus, submit_shared

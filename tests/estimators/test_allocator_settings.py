@@ -15,11 +15,11 @@ from slurm_gpumem.estimators.allocator.allocator_settings import (
     cublas_workspace_of,
     rounded_up,
 )
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.assumptions import assumptions
-from slurm_gpumem.estimators.job.versions import not_simulated
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.estimators.versions import not_simulated
+from slurm_gpumem.report.estimate import assumptions
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 

@@ -8,7 +8,7 @@ from typing import Any, List, Sequence, Tuple
 import pytest
 
 from slurm_gpumem.estimators.allocator.allocator import FREE, CachingAllocator
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.estimator import estimate, estimate_trace
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import TrainingJob

@@ -9,7 +9,7 @@ import pytest
 from lab.fit.folds import group_of
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected.estimator import anchors
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 

@@ -10,7 +10,7 @@ from lab.ground_truth import load_ground_truth
 from lab.places import HANDWRITTEN
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
 from slurm_gpumem.estimators.margin import LEVELS, remedies
 from slurm_gpumem.estimators.types import Estimate, TrainingJob

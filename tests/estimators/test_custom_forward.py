@@ -18,7 +18,7 @@ from slurm_gpumem.estimators.corrected.custom_forward import (
     custom_forward,
     known_classes,
 )
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary

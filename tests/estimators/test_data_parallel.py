@@ -17,8 +17,8 @@ import torch
 
 from slurm_gpumem import estimate, summarize
 from slurm_gpumem.errors import GpumemError, NotEstimatedError
-from slurm_gpumem.estimators.allocator.data_parallel import rank_trace
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.traced.changes import rank_trace
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.summaries.parsers.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import BUCKET, NCCL, NCCL_FIRST_GROUP, PARAMETER, Trace
 from slurm_gpumem.summaries.types import ModelSummary

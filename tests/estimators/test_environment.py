@@ -8,7 +8,7 @@ import pytest
 from slurm_gpumem import Estimate, estimate
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
-from slurm_gpumem.estimators.gpu_types.environment import (
+from slurm_gpumem.estimators.environment import (
     Environment,
     _alike,
     environment_of,
@@ -16,9 +16,9 @@ from slurm_gpumem.estimators.gpu_types.environment import (
     measured_environments,
     read_environment,
 )
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu, gpu_table
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table
 from slurm_gpumem.estimators.registry import run
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from tests.support.measured_texts import texts_of

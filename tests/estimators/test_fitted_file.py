@@ -8,8 +8,8 @@ from typing import Optional
 
 import pytest
 
+from slurm_gpumem.data import fitted
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.fitted_file import fitted
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"format": "other/1"}', '{"format": "numbers/1"}'])

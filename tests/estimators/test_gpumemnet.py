@@ -11,14 +11,14 @@ import pytest
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.published.gpumemnet import network
-from slurm_gpumem.estimators.published.gpumemnet.features import FAMILIES, counted, family_of, features
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.published import gpumemnet
+from slurm_gpumem.estimators.published.features import FAMILIES, counted, family_of, features
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
-NETWORKS = {"gpumemnet": network.perceptrons, "gpumemnet-transformer": network.encoders}
+NETWORKS = {"gpumemnet": gpumemnet.perceptrons, "gpumemnet-transformer": gpumemnet.encoders}
 NAMES = tuple(NETWORKS)
 RESNET = Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt"
 
@@ -116,4 +116,4 @@ def test_a_damaged_file_of_networks_is_named(content: bytes, tmp_path: Path) -> 
     path = tmp_path / "gpumemnet.json.xz"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="is no file of networks"):
-        network.load(path)
+        gpumemnet.load(path)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import ConfigError, UnknownNameError, UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu, gpu_table, site_gpu_file
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table, site_gpu_file
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

@@ -14,10 +14,10 @@ import pytest
 from lab.places import GROUND_TRUTH
 from slurm_gpumem.errors import ConfigError, SummaryError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.stated_input import with_input
-from slurm_gpumem.estimators.known import codec, fingerprint, store
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.known import store
 from slurm_gpumem.estimators.known.recognize import recognized, with_stored_trace
+from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from tests.support.timing import best_cpu_s, slowness
@@ -110,11 +110,11 @@ def test_another_head_is_no_known_model() -> None:
 
 def test_a_small_text_is_no_sign_of_any_model() -> None:
     small = read_summary(EXAMPLES / "small-cnn.txt")
-    assert len(fingerprint.key_of(small._replace(layers=small.layers[:5]))) == 0
+    assert len(store.key_of(small._replace(layers=small.layers[:5]))) == 0
 
 
 def test_a_table_cut_at_any_depth_shows_the_same_model() -> None:
-    keys = fingerprint.keys_at_depths(read_summary(text_of("transformers/gpt2@512", "torchinfo_full")))
+    keys = store.keys_at_depths(read_summary(text_of("transformers/gpt2@512", "torchinfo_full")))
     assert len(keys) > 3
     assert {known.name for key in keys if (known := store.find(key))} == {"transformers gpt2"}
     assert all(store.find(key) for key in keys[1:])
@@ -153,8 +153,8 @@ def test_a_trace_that_was_packed_is_the_same_trace() -> None:
     known, trace = recognized(summary), with_stored_trace(summary, TrainingJob(16)).trace
     assert known is not None
     assert trace is not None
-    other = codec.decode(
-        json.loads(json.dumps(codec.encode(trace))), known.about["params"], 16, TrainingJob(16)
+    other = store.decode(
+        json.loads(json.dumps(store.encode(trace))), known.about["params"], 16, TrainingJob(16)
     )
     assert [other.sites[v].bytes if v >= 0 else v for v in other.events] == [
         trace.sites[v].bytes if v >= 0 else v for v in trace.events
@@ -169,7 +169,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         path.write_bytes(content)
         monkeypatch.setattr(store, "_paths", lambda path=path: iter([path]))
         with pytest.raises(ConfigError, match=re.escape(str(path))):
-            store.find(fingerprint.key_of(summary))
+            store.find(store.key_of(summary))
 
 
 def test_more_models_are_found_in_a_folder_of_the_user(
@@ -180,13 +180,13 @@ def test_more_models_are_found_in_a_folder_of_the_user(
     (tmp_path / store.MORE).write_bytes(Path(shipped).read_bytes())
     monkeypatch.setattr(store, "FOLDERS", (str(tmp_path),))
     monkeypatch.setattr(store, "data_file", lambda *words: str(tmp_path / "nothing"))
-    assert store.find(fingerprint.key_of(summary)) is not None
+    assert store.find(store.key_of(summary)) is not None
 
 
 @pytest.mark.timing
 def test_a_lookup_takes_a_few_milliseconds() -> None:
     summary = read_summary(EXAMPLES / "vit.txt")
-    key = fingerprint.key_of(summary)
+    key = store.key_of(summary)
 
     def look() -> None:
         store._find_in.cache_clear()

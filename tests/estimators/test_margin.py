@@ -13,7 +13,7 @@ from lab.fit.folds import FOLDS, fold_of_run, kind_of_code
 from lab.ground_truth import load_ground_truth_rows
 from lab.places import BLIND_CHECKS, HANDWRITTEN, MARGIN_FOLDS
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.margin import LEVELS, between, from_json, packaged
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

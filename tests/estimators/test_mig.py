@@ -10,8 +10,7 @@ import pytest
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu, gpu_table
-from slurm_gpumem.estimators.gpu_types.mig import profile_names, profiles
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table, profile_names, profiles
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.summaries.reader import read_summary

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.reader import read_summary

@@ -6,8 +6,8 @@ import pytest
 
 from slurm_gpumem.errors import SummaryError, UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.stated_input import with_input
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary

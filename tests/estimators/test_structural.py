@@ -14,11 +14,10 @@ from lab.structural_step import main, table
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.allocator.allocator import FREE
 from slurm_gpumem.estimators.allocator.tape import Tape
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
-from slurm_gpumem.estimators.structural.estimator import estimate, simulate
+from slurm_gpumem.estimators.structural.estimator import StepPlan, estimate, replay, simulate
 from slurm_gpumem.estimators.structural.layers import convolutions, layers
-from slurm_gpumem.estimators.structural.replay import StepPlan, replay
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.reader import read_summary

@@ -8,7 +8,7 @@ from typing import Counter as Counted
 import pytest
 
 from slurm_gpumem.estimators.corrected.estimator import strange_layers
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.layers.class_names import drops, named
 from slurm_gpumem.estimators.structural.walk import Walk

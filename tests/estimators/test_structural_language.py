@@ -7,7 +7,7 @@ from typing import Counter as Counted
 
 import pytest
 
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.layers.class_names import keeps_cache, named
 from slurm_gpumem.estimators.structural.layers.loss import ties_output

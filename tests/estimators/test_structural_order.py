@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import List, Tuple
 
 from slurm_gpumem.estimators.allocator.allocator import FREE
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import Replay, simulate
 from slurm_gpumem.estimators.structural.layers.convolutions import (
     convolution_bytes,
     convolution_of,
     sum_bytes,
 )
-from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import Stream
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob

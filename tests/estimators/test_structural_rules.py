@@ -6,7 +6,7 @@ from typing import Tuple
 
 import pytest
 
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.structural.layers.convolutions import first_convolution, taps_and_groups

@@ -6,12 +6,12 @@ from math import ceil
 
 import pytest
 
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.largest import jump_before
 from slurm_gpumem.estimators.margin import unfinished_factor
 from slurm_gpumem.estimators.traced.estimator import VARIED_FACTOR, estimate_trace
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
-from slurm_gpumem.estimators.whatif import jump_before
 from slurm_gpumem.report.explained import jump_line
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary

@@ -7,10 +7,10 @@ import pytest
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.assumptions import assumptions, input_dtype
-from slurm_gpumem.estimators.job.training_job import StatedTraining, describe_job, training_job
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining, describe_job, training_job
 from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, Estimate, Gpu, TrainingJob
+from slurm_gpumem.report.estimate import assumptions, input_dtype
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 from tests.estimators.explain.small_trace import BATCH, small_summary

@@ -12,13 +12,13 @@ import pytest
 
 from slurm_gpumem import Estimate, estimate
 from slurm_gpumem.estimators.allocator.tape import Tape
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.assumptions import assumptions
-from slurm_gpumem.estimators.job.versions import KNOWN, RULES, cublas_workspace_bytes, differences
-from slurm_gpumem.estimators.job.versions import in_version as gpu_in_version
-from slurm_gpumem.estimators.structural.replay import StepPlan, replay
-from slurm_gpumem.estimators.traced.older_torch import in_version
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import StepPlan, replay
+from slurm_gpumem.estimators.traced.estimator import in_version
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.estimators.versions import KNOWN, RULES, cublas_workspace_bytes, differences
+from slurm_gpumem.estimators.versions import in_version as gpu_in_version
+from slurm_gpumem.report.estimate import assumptions
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 from tests.estimators.explain.small_trace import small_summary
@@ -126,8 +126,8 @@ import json
 import torch
 from torch import nn
 from slurm_gpumem import estimate, summarize
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.traced.older_torch import in_version
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced.estimator import in_version
 from slurm_gpumem.estimators.traced.replay import replay
 
 class Attends(nn.Module):

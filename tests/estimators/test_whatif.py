@@ -5,9 +5,9 @@ from typing import List
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.largest import Estimating, alternatives, largest_that_fits
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
-from slurm_gpumem.estimators.whatif import Estimating, alternatives, largest_batch
 from slurm_gpumem.formats.comment import PART_NAMES
 
 
@@ -27,7 +27,7 @@ def _linear(fixed: int, per_sample: int) -> Estimating:
 @given(st.integers(1, 2000), st.integers(1, 300), st.integers(1, 4000), st.integers(0, 100_000))
 def test_the_largest_batch_fits_and_one_more_does_not(fixed: int, per: int, asked: int, limit: int) -> None:
     again = _linear(fixed, per)
-    found = largest_batch(TrainingJob(asked), again, limit)
+    found = largest_that_fits(TrainingJob(asked), again, limit)
     expected = (limit - fixed) // per
     assert found == (expected if expected >= 1 else None)
 
@@ -67,5 +67,5 @@ def test_an_estimator_that_never_fills_the_limit_ends_the_search() -> None:
         asked.append(job.batch_size)
         return Estimate(5, 5, 5, dict.fromkeys(PART_NAMES, 0), "constant", "h200", job)
 
-    assert largest_batch(TrainingJob(1), constant, 10) is not None
+    assert largest_that_fits(TrainingJob(1), constant, 10) is not None
     assert len(asked) < 40

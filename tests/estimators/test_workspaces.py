@@ -17,11 +17,15 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.estimators.workspaces import convolutions
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
-from slurm_gpumem.estimators.workspaces import fourier
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
-from slurm_gpumem.estimators.workspaces.convolutions import from_columns, usual_bytes, workspace_bytes
-from slurm_gpumem.estimators.workspaces.number_files import read_columns
+from slurm_gpumem.estimators.workspaces.convolutions import (
+    from_columns,
+    read_columns,
+    usual_bytes,
+    workspace_bytes,
+)
 from slurm_gpumem.summaries.parsers.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import Convolution
 from slurm_gpumem.units import MIB
@@ -155,7 +159,7 @@ def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
     taken = said = usual = 0
     for each in load_calls(NARROW_CHECK):
         asked = each.call.convolution._replace(batch=(0, 1))
-        whole = fourier.weight_bytes(asked, each.call.rows) if asked.call == "weight" else 0
+        whole = convolutions.weight_bytes(asked, each.call.rows) if asked.call == "weight" else 0
         if whole:
             found = workspace_bytes(asked, each.call.rows)
             such = abs(each.bytes - whole) <= MIB
@@ -171,33 +175,33 @@ def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
 
 
 def test_trees_of_transforms_look_at_the_features_of_today() -> None:
-    header, columns = read_columns(data_path("models", fourier.FILE))
-    assert header["features"] == [*workspace.FEATURES, *fourier.FEATURES]
+    header, columns = read_columns(data_path("models/fitted", convolutions.FOURIER_FILE))
+    assert header["features"] == [*workspace.FEATURES, *convolutions.FOURIER_FEATURES]
     with pytest.raises(ValueError, match="others"):
-        fourier.from_columns({**header, "features": ["transforms"]}, columns)
+        convolutions.fourier_from_columns({**header, "features": ["transforms"]}, columns)
     with pytest.raises(ValueError, match="whole"):
-        fourier.from_columns(header, columns[:-1])
+        convolutions.fourier_from_columns(header, columns[:-1])
 
 
 def test_a_damaged_file_of_transforms_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / fourier.FILE
-    path.write_bytes(data_path("models", fourier.FILE).read_bytes()[:-10])
-    monkeypatch.setattr(fourier, "data_file", lambda folder, name: path)
-    fourier._trees.cache_clear()
+    path = tmp_path / convolutions.FOURIER_FILE
+    path.write_bytes(data_path("models/fitted", convolutions.FOURIER_FILE).read_bytes()[:-10])
+    monkeypatch.setattr(convolutions, "data_file", lambda folder, name: path)
+    convolutions._trees.cache_clear()
     try:
-        with pytest.raises(ConfigError, match=fourier.FILE):
-            fourier.picked([], 2, 1)
+        with pytest.raises(ConfigError, match=convolutions.FOURIER_FILE):
+            convolutions.picked([], 2, 1)
     finally:
-        fourier._trees.cache_clear()
+        convolutions._trees.cache_clear()
 
 
 def test_an_empty_batch_needs_nothing_that_divides_by_zero() -> None:
     assert workspace_bytes(convolution(), 0) >= 0
 
 
-WHOLE = data_path("models", workspace.FILE).read_bytes()
+WHOLE = data_path("models/fitted", workspace.FILE).read_bytes()
 
 
 @pytest.mark.parametrize(

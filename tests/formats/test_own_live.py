@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from slurm_gpumem.formats.own_live import OwnJob, OwnLive, own_live_from, read_own_live, write_own_live
+from slurm_gpumem.formats.live import OwnJob, OwnLive, own_live_from, read_own_live, write_own_live
 from tests.formats.any_json import JSON
 
 JOB = OwnJob((0, 2), 12, 12288, 40960.0, 7000, 800.5, 900.0, 0.25, 2, 3000.0, 3, "1.15")

@@ -22,8 +22,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -367,7 +368,8 @@ class Trial:
 
 
 def build(machine: Machine) -> None:
-    """The CUDA program and the library of the hooks."""
+    """What jobs need: the CUDA program, the library of the hooks, folders that users may enter."""
+    machine.prepare()
     hooks = machine.state / "hooks"
     for argv in (
         ["nvcc", "-O2", "-o", str(machine.work / "ends_client"), str(HERE / "ends_client.cu")],
@@ -377,6 +379,7 @@ def build(machine: Machine) -> None:
         if done.returncode:
             raise LifeError(f"{argv[0]}: {done.stderr[-300:]}")
     shutil.copy(HERE / "ends_worker.py", machine.work)
+    print(machine.open_to_users(), flush=True)
 
 
 def table(path: Path) -> str:
@@ -392,34 +395,60 @@ def table(path: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Run the parts that were asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options(doc: Optional[str], state: str, seconds: float) -> argparse.ArgumentParser:
+    """What both trials of ends take."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--part", action="append", choices=PARTS)
     parser.add_argument("--mode", action="append", choices=("shared", "per-user"))
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N kinds")
-    parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--table", type=Path)
-    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "gends")
+    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / state)
     parser.add_argument("--mps-control", default=shutil.which("nvidia-cuda-mps-control") or "")
-    args = parser.parse_args()
-    if args.table:
-        print(table(args.table))
-        return 0
+    return parser
+
+
+@contextmanager
+def machine_for(args: argparse.Namespace) -> Iterator[Machine]:
+    """The machine; afterwards its logs are packed and its Slurm is stopped."""
     if os.geteuid() != 0:
-        parser.error("run it as root: Slurm's daemons and users' jobs need that")
-    began, modes, parts = time.monotonic(), args.mode or ["shared", "per-user"], args.part or ["ends"]
+        raise SystemExit("run it as root: Slurm's daemons and users' jobs need that")
     shutil.rmtree(args.state, ignore_errors=True)
     slurm = args.state / "slurm"
     up = [".carry/slurm-on-gpu/up", ".carry/debs", str(slurm)]
     machine = Machine(args.state, args.out, up, None, args.mps_control)
     try:
-        machine.prepare()
+        yield machine
+    except LifeError as error:
+        print(f"stopped: {error}", flush=True)
+    finally:
+        print(run(["tail", "-n", "60", str(machine.run_dir / "log")], 5).stdout, flush=True)
+        machine.collect()
+        subprocess.run(["tar", "czf", str(args.out / "logs.tgz"), "-C", str(args.out), "logs"], check=False)
+        shutil.rmtree(args.out / "logs", ignore_errors=True)
+        machine.stop([".carry/slurm-on-gpu/down", str(slurm)])
+
+
+def set_mode(machine: Machine, settings: Dict[str, Any], mode: str) -> None:
+    """Another way of sharing, which the next sampler reads."""
+    machine.configure({**settings, "mps": mode})
+    pid = machine.sampler_pid()
+    if pid:
+        os.kill(pid, 15)
+        until(lambda: machine.sampler_pid() is None, 10)
+
+
+def main() -> int:
+    """Run the parts that were asked for."""
+    parser = options(__doc__, "gends", 500)
+    parser.add_argument("--part", action="append", choices=PARTS)
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="leave out the first N kinds")
+    args = parser.parse_args()
+    if args.table:
+        print(table(args.table))
+        return 0
+    began, modes, parts = time.monotonic(), args.mode or ["shared", "per-user"], args.part or ["ends"]
+    with machine_for(args) as machine:
         build(machine)
-        print(machine.open_to_users(), flush=True)
         hooks = args.state / "hooks"
         with open(hooks / "hooks.conf", "a") as file:
             file.write(f"recovery_log={args.state}/recovery.log\n")
@@ -432,11 +461,7 @@ def main() -> int:
             trial = Trial(machine, args.out, end)
             trial.mode, user = mode, 1 if mode == "shared" else 0
             trial.count = 1000 * number
-            machine.configure({**SETTINGS, "mps": mode})
-            pid = machine.sampler_pid()
-            if pid:
-                os.kill(pid, 15)
-                until(lambda: machine.sampler_pid() is None, 10)
+            set_mode(machine, SETTINGS, mode)
             if "limits" in parts:
                 trial.limits(LIMITS, user)
             if "victims" in parts:
@@ -456,13 +481,6 @@ def main() -> int:
                         trial.wave([KINDS[0], KINDS[4], KINDS[2], KINDS[0], KINDS[4], KINDS[2]], user, 15)
                 trial.time_limit()
                 trial.stop_all()
-    except LifeError as error:
-        print(f"stopped: {error}", flush=True)
-    finally:
-        machine.collect()
-        subprocess.run(["tar", "czf", str(args.out / "logs.tgz"), "-C", str(args.out), "logs"], check=False)
-        shutil.rmtree(args.out / "logs", ignore_errors=True)
-        machine.stop([".carry/slurm-on-gpu/down", str(slurm)])
     if (args.out / "ends.jsonl").exists():
         print(table(args.out / "ends.jsonl"))
     return 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -383,6 +386,37 @@ def rss_mib(pid: int) -> float:
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
     )
     return int(fields["VmRSS"].split()[0]) / 1024
+
+
+def options(doc: Optional[str], state: str) -> argparse.ArgumentParser:
+    """What every trial takes that can also be rehearsed without a GPU."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
+    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / state)
+    parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}", help="starts Slurm")
+    parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
+    parser.add_argument("--mps-control", default="/usr/bin/nvidia-cuda-mps-control")
+    parser.add_argument("--rehearse", action="store_true", help="on a dev cluster with a stand-in GPU")
+    return parser
+
+
+def machine_of(args: argparse.Namespace) -> Tuple[Machine, List[str]]:
+    """The machine that these options describe, and the command that stops its Slurm."""
+    if os.geteuid() != 0:
+        raise SystemExit("run it as root: Slurm's daemons and users' jobs need that")
+    slurm, ledger = args.state / "slurm", None
+    shutil.rmtree(args.state, ignore_errors=True)
+    if args.rehearse:
+        ledger = slurm / "ledger"
+        here = Path(__file__).resolve().parent
+        args.up, args.down = (
+            f"{sys.executable} {here}/rehearsal_cluster.py {what} {{slurm}}" for what in ("up", "down")
+        )
+        (args.state / "bin").mkdir(parents=True)
+        standin = here.parent / "node" / "bin" / "nvidia-cuda-mps-control"
+        args.mps_control = shutil.copy(standin, args.state / "bin")
+    up, down = ([word.format(slurm=slurm) for word in shlex.split(text)] for text in (args.up, args.down))
+    return Machine(args.state, args.out.resolve(), up, ledger, args.mps_control), down
 
 
 def _environ(pid: int) -> bytes:

@@ -1,10 +1,7 @@
-"""Keep the results of a run without serial numbers, UUIDs and paths of the machine it ran on, or print them.
+"""Keep the results of a run without serial numbers, UUIDs and paths of the machine it ran on.
 
-    python3 tests/gpu/life_publish.py node_life.json [folder of the jobs' own results] lab/docs/node-life.json
-    python3 tests/gpu/life_publish.py recovery_life.json lab/docs/recovery-life.json
-    python3 tests/gpu/life_publish.py lab/docs/node-life.json
-
-The last prints the whole report of a kept run.
+python3 tests/gpu/life_publish.py node_life.json [folder of the jobs' own results] lab/docs/node-life.json
+python3 tests/gpu/life_publish.py recovery_life.json lab/docs/recovery-life.json
 """
 
 from __future__ import annotations
@@ -15,11 +12,6 @@ import re
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import life_report
-import recovery_life
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SOME_GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -64,11 +56,8 @@ def _dropped(entry: Any) -> bool:
 
 
 def main(argv: List[str]) -> int:
-    """Write the last file, or print the report of the only one."""
+    """Write the last file."""
     results = json.loads(Path(argv[0]).read_text())
-    if len(argv) == 1:
-        print((life_report.report if "parts" in results else recovery_life.report)(results))
-        return 0
     if len(argv) > 2:
         with_pids(results, Path(argv[1]))
     Path(argv[-1]).write_text(json.dumps(public(results), indent=1, allow_nan=False) + "\n")

@@ -14,15 +14,11 @@ Without a GPU the same code is rehearsed on a dev cluster, in a minute and a hal
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shlex
-import shutil
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -32,8 +28,19 @@ from typing import Any, Callable, Dict, List, Optional
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from life_faults import neighbours
-from life_machine import REPOSITORY, LifeError, Machine, cpu_s, nvml_costs, rss_mib, run, said, until
-from life_report import report
+from life_machine import (
+    REPOSITORY,
+    LifeError,
+    Machine,
+    cpu_s,
+    machine_of,
+    nvml_costs,
+    options,
+    rss_mib,
+    run,
+    said,
+    until,
+)
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -78,7 +85,6 @@ class Life:
 
     def save(self) -> None:
         (self.machine.out / "node_life.json").write_text(json.dumps(self.results, indent=1, default=str))
-        (self.machine.out / "node_life.md").write_text(report(self.results))
         self.machine.collect()
 
     def _clear_up(self) -> None:
@@ -438,40 +444,12 @@ def _rate(steps: List[List[float]]) -> Optional[float]:
 
 def main() -> int:
     """Run all parts; 0 when each that ran says ok."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for node_life.json, node_life.md and logs"
-    )
-    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "glife")
+    parser = options(__doc__, "glife")
     parser.add_argument("--budget", type=float, default=390, help="seconds for everything")
-    parser.add_argument(
-        "--up",
-        default=".carry/slurm-on-gpu/up .carry/debs {slurm}",
-        help="starts Slurm; {slurm} is its folder",
-    )
-    parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
-    parser.add_argument("--rehearse", action="store_true", help="on a dev cluster with a stand-in GPU")
-    parser.add_argument("--mps-control", default="/usr/bin/nvidia-cuda-mps-control")
     parser.add_argument("--pace", type=float, default=1.0, help="shortens the waits of a rehearsal")
     args = parser.parse_args()
-    if os.geteuid() != 0:
-        parser.error("run it as root: Slurm's daemons and two users' jobs need that")
-    slurm, ledger = args.state / "slurm", None
-    if args.rehearse:
-        shutil.rmtree(args.state, ignore_errors=True)
-        ledger = slurm / "ledger"
-        here = Path(__file__).resolve().parent
-        args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
-        args.down = f"{sys.executable} {here}/rehearsal_cluster.py down {{slurm}}"
-        (args.state / "bin").mkdir(parents=True)
-        args.mps_control = shutil.copy(
-            here.parent / "node" / "bin" / "nvidia-cuda-mps-control", args.state / "bin"
-        )
-        args.pace = 0.3
-    words = lambda text: [word.format(slurm=slurm) for word in shlex.split(text)]  # noqa: E731
-    machine = Machine(args.state, args.out.resolve(), words(args.up), ledger, args.mps_control)
+    args.pace = 0.3 if args.rehearse else args.pace
+    machine, down = machine_of(args)
     machine.prepare()
     life = Life(machine, args.budget, args.pace)
     try:
@@ -491,8 +469,7 @@ def main() -> int:
         print(f"stopped: {error}", flush=True)
     finally:
         life.save()
-        machine.stop(words(args.down))
-    print((machine.out / "node_life.md").read_text())
+        machine.stop(down)
     return 0 if all(part.get("ok", True) for part in life.results["parts"].values()) else 1
 
 

@@ -11,13 +11,8 @@ JSON for each end goes to overruns.jsonl, and `--table FILE` prints the table of
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -26,8 +21,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from ends import PY, Kind, Trial, build
-from life_machine import LifeError, Machine, run, until
+from ends import PY, Kind, Trial, build, machine_for, options, set_mode
+from life_machine import Machine, until
 
 from slurm_gpumem.node.nvml import Nvml
 
@@ -173,50 +168,21 @@ def table(path: Path) -> str:
 
 def main() -> int:
     """Both modes, one after the other."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, default=Path("."))
-    parser.add_argument("--mode", action="append", choices=("shared", "per-user"))
-    parser.add_argument("--seconds", type=float, default=450)
-    parser.add_argument("--table", type=Path)
-    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "gover")
-    parser.add_argument("--mps-control", default=shutil.which("nvidia-cuda-mps-control") or "")
-    args = parser.parse_args()
+    args = options(__doc__, "gover", 450).parse_args()
     if args.table:
         print(table(args.table))
         return 0
-    if os.geteuid() != 0:
-        parser.error("run it as root: Slurm's daemons and users' jobs need that")
     began, modes = time.monotonic(), args.mode or ["shared", "per-user"]
-    shutil.rmtree(args.state, ignore_errors=True)
-    slurm = args.state / "slurm"
-    up = [".carry/slurm-on-gpu/up", ".carry/debs", str(slurm)]
-    machine = Machine(args.state, args.out, up, None, args.mps_control)
-    try:
-        machine.prepare()
+    with machine_for(args) as machine:
         build(machine)
-        print(machine.open_to_users(), flush=True)
         machine.start({**SETTINGS, "mps": modes[0]}, "KillWait=5\n")
         begin, harmful = time.monotonic(), []
         for number, mode in enumerate(modes):
             end = begin + (began + args.seconds - 20 - begin) * (number + 1) / len(modes)
             trial = Overruns(machine, args.out, end, harmful)
             trial.mode, trial.count = mode, 1000 * number
-            machine.configure({**SETTINGS, "mps": mode})
-            pid = machine.sampler_pid()
-            if pid:
-                os.kill(pid, 15)
-                until(lambda: machine.sampler_pid() is None, 10)
+            set_mode(machine, SETTINGS, mode)
             trial.go(1 if mode == "shared" else 0, with_care=number == 0)
-    except LifeError as error:
-        print(f"stopped: {error}", flush=True)
-    finally:
-        print(run(["tail", "-n", "60", str(machine.run_dir / "log")], 5).stdout, flush=True)
-        machine.collect()
-        subprocess.run(["tar", "czf", str(args.out / "logs.tgz"), "-C", str(args.out), "logs"], check=False)
-        shutil.rmtree(args.out / "logs", ignore_errors=True)
-        machine.stop([".carry/slurm-on-gpu/down", str(slurm)])
     if (args.out / "overruns.jsonl").exists():
         print(table(args.out / "overruns.jsonl"))
     return 0

@@ -10,20 +10,16 @@ same code is rehearsed on a dev cluster: `python3 tests/gpu/recovery_life.py --r
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shlex
 import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from life_machine import REPOSITORY, LifeError, Machine, run, said, until
+from life_machine import REPOSITORY, LifeError, Machine, machine_of, options, run, said, until
 
 SETTINGS = {"grace_s": 3, "slurm_every_s": 2, "record_every_s": 2, "idle_exit_s": 4}
 GROWER, NEIGHBOUR = "grower", "neighbour"
@@ -165,48 +161,7 @@ class Recovery:
     def save(self) -> None:
         out = self.machine.out
         (out / "recovery_life.json").write_text(json.dumps(self.results, indent=1, default=str))
-        (out / "recovery_life.md").write_text(report(self.results))
         self.machine.collect()
-
-
-def report(results: Dict[str, Any]) -> str:
-    """The results for people."""
-    lines = ["# A job outgrows its share and is run again", ""]
-    lines += ["Made by `tests/gpu/recovery_life.py`.", "", "## The run", ""]
-    lines += [f"- {key}: {value}" for key, value in (results.get("machine") or {}).items()]
-    if results.get("stopped"):
-        lines += ["", f"**Stopped: {results['stopped']}**"]
-    lines += ["", "| | |", "|---|---|"]
-    lines += [
-        f"| {what} | {'yes' if fine else '**no**'} |" for what, fine in results.get("checks", {}).items()
-    ]
-    lines += ["", "| seconds | |", "|---:|---|"]
-    lines += [f"| {at:.1f} | {what} |" for what, at in results["seconds"].items()]
-    records = [record for record in results.get("records") or [] if record]
-    if records:
-        lines += [
-            "",
-            "| run | shards | limit MiB | peak MiB | exit code | hints |",
-            "|---:|---:|---:|---:|---:|---|",
-        ]
-        lines += [
-            f"| {r['restarts'] + 1} | {r['shards']} | {r['limit_mib']} | {r['peak_mib']} | {r['exit_code']} "
-            f"| {', '.join(r['hints'])} |"
-            for r in records
-        ]
-    lines += ["", "What Slurm shows of it afterwards:", "", "```"]
-    lines += [f"{key}={value}" for key, value in (results.get("grower") or {}).items()]
-    lines += ["```", "", "Its log, both runs:", "", "```", *results.get("log", "").splitlines()[-40:], "```"]
-    lines += [
-        "",
-        "What EpilogSlurmctld did:",
-        "",
-        "```",
-        *results.get("recovery_log", "").splitlines(),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
 
 
 def _text(path: Path) -> str:
@@ -237,34 +192,10 @@ def _surroundings(machine: Machine) -> Dict[str, Any]:
 
 def main() -> int:
     """0 when all checks hold."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for recovery_life.json, .md and logs")
-    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grecover")
+    parser = options(__doc__, "grecover")
     parser.add_argument("--limit", type=float, default=80, help="seconds for the two jobs")
-    parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
-    parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
-    parser.add_argument("--mps-control", default="/usr/bin/nvidia-cuda-mps-control")
-    parser.add_argument("--rehearse", action="store_true", help="on a dev cluster without a GPU")
     args = parser.parse_args()
-    if os.geteuid() != 0:
-        parser.error("run it as root: Slurm's daemons and users' jobs need that")
-    slurm, ledger = args.state / "slurm", None
-    shutil.rmtree(args.state, ignore_errors=True)
-    if args.rehearse:
-        ledger = slurm / "ledger"
-        here = Path(__file__).resolve().parent
-        args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
-        args.down = f"{sys.executable} {here}/rehearsal_cluster.py down {{slurm}}"
-        (args.state / "bin").mkdir(parents=True)
-        standin = here.parent / "node" / "bin" / "nvidia-cuda-mps-control"
-        args.mps_control = shutil.copy(standin, args.state / "bin")
-
-    def words(text: str) -> List[str]:
-        return [word.format(slurm=slurm) for word in shlex.split(text)]
-
-    machine = Machine(args.state, args.out.resolve(), words(args.up), ledger, args.mps_control)
+    machine, down = machine_of(args)
     machine.prepare()
     shutil.copy(Path(__file__).with_name("recovery_worker.py"), machine.work)
     hooks = machine.state / "hooks"
@@ -286,8 +217,9 @@ def main() -> int:
         recovery.gather()
         recovery.save()
         machine.cancel([*machine.jobs])
-        machine.stop(words(args.down))
-    print((machine.out / "recovery_life.md").read_text())
+        machine.stop(down)
+    for what, fine in recovery.results["checks"].items():
+        print(f"{'yes' if fine else 'NO':<4}{what}")
     return 0 if recovery.results["ok"] else 1
 
 

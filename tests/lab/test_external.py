@@ -34,21 +34,3 @@ def test_what_pytorch_reserved_is_compared_without_the_context(tmp_path: Path) -
     rows = [{"model": MODELS[0], "batch": "32", "measured_mib": "5000", "reserved": "1"}]
     (made,) = external.estimates(rows, "corrected", "a100", "2.6.0+cu124", tmp_path)
     assert made.need_mib == 5522
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("model,batch\n", "no column measured_mib"),
-        ("model,batch,measured_mib,size\n", "unknown column size"),
-        ("model,batch,measured_mib\nx,1,0\n", "line 2: measured_mib '0' is no whole number"),
-        ("model,batch,measured_mib\nx,one,5\n", "line 2: batch 'one' is no whole number"),
-        ("model,batch,measured_mib\nnowhere.txt,1,5\n", "no text of the ground truth and no file"),
-    ],
-)
-def test_a_file_that_is_wrong_is_refused_in_words(
-    tmp_path: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "runs.csv").write_text(text)
-    assert external.main([str(tmp_path / "runs.csv")]) == 2
-    assert said in capsys.readouterr().err

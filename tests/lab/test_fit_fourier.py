@@ -8,9 +8,8 @@ from typing import List
 import pytest
 
 from lab.probe.measured_calls import MeasuredCall
-from slurm_gpumem.estimators.workspaces import fourier
-from slurm_gpumem.estimators.workspaces.convolutions import Call, features
-from slurm_gpumem.estimators.workspaces.number_files import read_columns
+from slurm_gpumem.estimators.workspaces import convolutions
+from slurm_gpumem.estimators.workspaces.convolutions import Call, features, read_columns
 from slurm_gpumem.summaries.trace_types import Convolution
 
 np = pytest.importorskip("numpy", reason="fitting needs the [train] extra")
@@ -26,7 +25,7 @@ def measured(channels: int, rows: int, call: str = "weight", kernel: int = 3) ->
         out_size=(16, 16), kernel=(kernel, kernel), stride=(1, 1), padding=(1, 1), dilation=(1, 1),
     )  # fmt: skip
     at = Call(asked, rows)
-    taken = fourier.weight_bytes(asked, rows) if channels < 64 else (at.data + at.output) * 6 // 5
+    taken = convolutions.weight_bytes(asked, rows) if channels < 64 else (at.data + at.output) * 6 // 5
     return MeasuredCall(at, taken, str(channels))
 
 
@@ -36,15 +35,15 @@ def some() -> List[MeasuredCall]:
 
 def test_trees_that_are_written_and_read_answer_as_they_were_fitted(tmp_path: Path) -> None:
     cases = Cases(some())
-    path = tmp_path / fourier.FILE
+    path = tmp_path / convolutions.FOURIER_FILE
     path.write_bytes(as_file(cases.trees(np.arange(len(cases.calls)))))
-    trees = fourier.from_columns(*read_columns(path))
+    trees = convolutions.fourier_from_columns(*read_columns(path))
     for each in cases.calls:
         call = each.call
-        whole = fourier.weight_bytes(call.convolution, call.rows)
-        asked = fourier.with_transforms(features(call), whole, call.data + call.output)
+        whole = convolutions.weight_bytes(call.convolution, call.rows)
+        asked = convolutions.with_transforms(features(call), whole, call.data + call.output)
         likely = sum(tree.thresholds[tree.leaf(asked)] for tree in trees) / len(trees)
-        assert (likely > fourier.FROM) == (call.convolution.channels < 64)
+        assert (likely > convolutions.FROM) == (call.convolution.channels < 64)
 
 
 def test_other_calls_and_kernels_of_one_tap_are_no_cases() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lab.fit.folds import fold_of
 from lab.utilization_runs import load_solo
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.utilization.model import TextQuality
 from slurm_gpumem.utilization.roofline import NAMES, START, rates_of, step_times, with_host
 from tests.utilization.test_work import work

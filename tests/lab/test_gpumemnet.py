@@ -16,8 +16,8 @@ from lab.gpumemnet.configurations import (
     summary_of,
 )
 from lab.gpumemnet.labels import EDGES, class_of, label
-from slurm_gpumem.estimators.published.gpumemnet.features import FAMILIES, features
-from slurm_gpumem.estimators.published.gpumemnet.network import (
+from slurm_gpumem.estimators.published.features import FAMILIES, features
+from slurm_gpumem.estimators.published.gpumemnet import (
     encoders,
     encoders_class,
     perceptrons,
@@ -74,8 +74,8 @@ def test_the_shipped_networks_know_configurations_that_they_were_not_trained_on(
 EXPORTS = """
 import torch
 torch.set_num_threads(1)
-from slurm_gpumem.estimators.published.gpumemnet import network
-from slurm_gpumem.estimators.published.gpumemnet.features import Features
+from slurm_gpumem.estimators.published import gpumemnet
+from slurm_gpumem.estimators.published.features import Features
 from lab.gpumemnet.ensembles import CNN_DEPTHS, Encoders, Perceptrons
 
 torch.manual_seed(1)
@@ -89,12 +89,13 @@ members, encoders = net.exported(), [encoder.exported() for encoder in wide.enco
 for _ in range(20):
     totals, sequence, beside = torch.randn(5) * 100, torch.randn(6, 4) * 100, torch.randn(2) * 100
     theirs = net(totals[None])[0].tolist()
-    ours = network._mean(members, totals.tolist())
+    ours = gpumemnet._mean(members, totals.tolist())
     assert max(abs(a - b) for a, b in zip(theirs, ours)) < 1e-3, (theirs, ours)
     found = Features("x", (), tuple(beside.tolist()), tuple(map(tuple, sequence.tolist())))
     for encoder, module in zip(encoders, wide.encoders):
         theirs = module(sequence[None], beside[None])[0].tolist()
-        ours = network._mean(encoder["members"], [*network._encoded(encoder, found.sequence), *found.beside])
+        values = [*gpumemnet._encoded(encoder, found.sequence), *found.beside]
+        ours = gpumemnet._mean(encoder["members"], values)
         assert max(abs(a - b) for a, b in zip(theirs, ours)) < 1e-3, (theirs, ours)
 """
 

@@ -16,7 +16,6 @@ from lab.networks.jobs import job_of
 from lab.networks.train import train
 from lab.score.blind import answers
 from lab.scripts import measure, run
-from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 
@@ -112,26 +111,3 @@ def test_a_list_of_jobs_is_traced_and_described_and_scored_from_one_file(
     found = {one.kind: one for one in answers(rows, None)}
     assert found["trace"].made is not None
     assert found["trace"].need_mib == 700
-
-
-@pytest.mark.parametrize(
-    ("change", "said"), [({"batch": None}, "lacks batch"), ({"bach": 1}, "unknown key bach")]
-)
-def test_a_job_that_says_too_little_or_too_much_is_refused(change: Dict[str, Any], said: str) -> None:
-    table = {key: value for key, value in {**JOB, **change}.items() if value is not None}
-    with pytest.raises(ConfigError, match=said):
-        job_of(table)
-
-
-def test_a_source_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="source is not one of"):
-        job_of({**JOB, "source": "keras"})
-
-
-def test_a_tool_that_is_missing_or_fails_is_an_error_of_its_own() -> None:
-    from lab.networks import texts
-
-    def fail() -> str:
-        raise IndexError("tuple\n  index")
-
-    assert texts._attempt("torchinfo", fail) == {"torchinfo_error": "IndexError: tuple index"}

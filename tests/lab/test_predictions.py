@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from lab.ground_truth import GroundTruth
 from lab.score.accuracy import score_stored
 from lab.score.predictions import Predictions, load_predictions
-from slurm_gpumem.errors import ConfigError
-
-
-@pytest.mark.parametrize("content", [b"{", b'{"format": "other"}', b'{"format": "gpumem-predictions/1"}'])
-def test_a_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x.json.gz").write_bytes(gzip.compress(content))
-    with pytest.raises(ConfigError, match=r"x\.json\.gz"):
-        load_predictions(tmp_path)
 
 
 def test_the_package_s_predictions_are_of_measured_runs(ground_truth: GroundTruth) -> None:

@@ -41,9 +41,3 @@ def test_the_published_replay_scripts_are_read_where_their_repository_is(tmp_pat
 def test_minutes_follow_table_6_2() -> None:
     assert minutes_of("xlnet_base_cased_2") == pytest.approx(8 * 8.949518, abs=0.01)
     assert minutes_of("efficientNet_cifar100_50e_1") == pytest.approx(50 * 0.7666)
-
-
-def test_a_file_that_submits_nothing_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "replay.sh").write_text("sleep 5\n")
-    with pytest.raises(UsageError, match="submits no task"):
-        read_replay(tmp_path / "replay.sh")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from lab.score import replayed, short_queue
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("run", list(replayed.RUNS))
@@ -26,3 +32,16 @@ def test_small_shares_that_go_around_large_ones_end_a_short_queue_sooner() -> No
     assert flowing.completion < strict.completion < 0.5
     assert flowing.worst <= 3.5
     assert flowing.slowdown < 1.8
+
+
+def test_a_rehearsal_on_a_gpu_prints_what_its_page_says() -> None:
+    program, rows = ROOT / "lab" / "gpu" / "rehearsal.py", replayed.DOCS / "rehearsal-priorities"
+    done = subprocess.run(
+        [sys.executable, program, "--out", rows, "--figures"], capture_output=True, text=True
+    )
+    said = done.stdout.splitlines()
+    assert said[1:3] == [
+        "makespan 235.6 of 584.9 s (40 %)",
+        "mean time to completion 95.1 of 299.4 s (32 %)",
+    ], done.stderr
+    assert said[-2:] == ["GPU time saved 63 %, by gpumem report 67 %", "scancels 2, victims 0"]

@@ -16,7 +16,6 @@ from lab.networks.jobs import Job
 from lab.networks.repositories import FOLDER, build_from_repository
 from lab.networks.texts import summary_texts
 from lab.score.trace_rows import trace_row
-from slurm_gpumem.errors import ConfigError
 
 NET = """
 import torch
@@ -77,17 +76,6 @@ def test_a_table_with_a_class_is_an_instance_of_the_modules_class(repositories: 
         "ann/nets@c0ffee:models.net.Net", {"configs": {"class": "Config", "depth": 7}}
     )
     assert (type(model.asked).__name__, model.asked.depth) == ("Config", 7)
-
-
-def test_a_repository_that_is_not_there_is_named(repositories: Path) -> None:
-    with pytest.raises(ConfigError, match="put eve/nets there"):
-        build_from_repository("eve/nets@c0ffee:models.net.Net", {})
-
-
-def test_without_the_folder_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDER, raising=False)
-    with pytest.raises(ConfigError, match=FOLDER):
-        build_from_repository("ann/nets@c0ffee:models.net.Net", {})
 
 
 GPU_NET = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ import pytest
 from lab.places import SCRIPT_ROWS
 from lab.rows import open_text
 from lab.scripts import measure, run, score, strata
-from lab.scripts.lists import HERE, LISTS, Prepared, load_list
+from lab.scripts.lists import LISTS, Prepared, load_list
 from slurm_gpumem.errors import UsageError
 
 OWN = set()
@@ -31,7 +30,7 @@ def test_every_script_of_every_list_has_a_commit_and_recipes_that_are_programs()
             names.append(script.name)
             for program in script.data.values():
                 compile(program, script.name, "exec")
-            ours = script.repository == "finetune" or script.repository.replace("/", "+") in OWN
+            ours = script.repository.replace("/", "+") in OWN
             assert ours or len(script.commit) == 40, script.name
     assert len(names) == len(set(names))
 
@@ -103,16 +102,6 @@ def test_a_list_brings_its_own_recipes(tmp_path: Path) -> None:
     assert (tmp_path / "m" / "MNIST" / "raw" / "train-images-idx3-ubyte").stat().st_size == 16 + 1280 * 784
 
 
-def test_no_script_is_started_when_the_time_is_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    listed = _listed(tmp_path, ["late"])
-    out = tmp_path / "rows.jsonl"
-    out.write_text("")
-    assert _main(tmp_path, out, str(listed), "--limit-seconds", "-1") == []
-    assert "late" in capsys.readouterr().out
-
-
 def test_a_measured_run_says_when_it_took_its_first_optimizer_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,24 +136,9 @@ def test_without_a_list_every_list_has_one_line(
     assert line.split()[:3] == ["fourth-blind", "16", "3"]
 
 
-def test_a_list_that_is_not_there_is_told_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert score.main(["seventieth"]) == 2
-    assert "seventieth" in capsys.readouterr().err
-
-
 def _rows(name: str) -> List[Dict[str, Any]]:
     with open_text(SCRIPT_ROWS / f"{name}.jsonl.xz") as file:
         return [json.loads(line) for line in file]
-
-
-@pytest.fixture
-def lists() -> Any:
-    spec = importlib.util.spec_from_file_location("list_datasets", HERE / "injected" / "list_datasets.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:

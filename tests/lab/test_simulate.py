@@ -23,15 +23,6 @@ def test_a_table_compares_policies_on_one_trace(tmp_path: Path, capsys: pytest.C
     assert [line.split("  ")[0] for line in lines[2:]] == ["exclusive", "slurm-pack text"]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_column(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = Path(_trace(tmp_path))
-    path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
-    assert main([str(path)]) == 0
-    assert "12 jobs" in capsys.readouterr().out
-
-
 def test_ranges_over_seeds_stand_below_their_means(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,29 +43,6 @@ def test_every_policy_estimator_and_mode_can_be_combined(
     instances = sum(policy.granted for policy in shared)
     assert len(found["rows"]) == len(shared) * 4 * 2 + instances * 4 + 2
     assert all(len(row["runs"]) == 2 and row["runs"][0]["ended"] == 12 for row in found["rows"])
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--policy", "magic"], "unknown name 'magic'"),
-        (["--estimator", "text,guess"], "unknown name 'guess'"),
-        (["--gpus", "many"], "'many' names no GPUs"),
-        (["--gpus", "4xnothing"], "unknown GPU"),
-        (["--seeds", "0"], "--seeds must be at least 1"),
-        (["--gpus", "9999x9999xa100-40gb"], "up to 1,000,000 can be simulated"),
-        (["--policy", "budget", "--max-slowdown", "0.5"], "--max-slowdown is a ratio above 1"),
-        (["--policy", "exclusive,slurm", "--max-slowdown", "1.5"], "gives out no shares"),
-        (["--policy", "magm", "--max-slowdown", "1.1"], "--max-slowdown belongs to budget"),
-        (["--ladder", "+25"], "is no step of the recovery ladder"),
-        (["--generate", "5"], "give a trace or --generate N"),
-    ],
-)
-def test_an_option_that_makes_no_sense_is_refused(
-    tmp_path: Path, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([_trace(tmp_path), *options]) == 2
-    assert says in capsys.readouterr().err
 
 
 def test_jobs_that_fit_nowhere_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

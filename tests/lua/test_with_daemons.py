@@ -21,7 +21,6 @@ from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.setup.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 from tests.lua.played import LUA_FOLDER
-from tests.support.slurm_jobs import set_mode
 
 pytestmark = pytest.mark.slurm
 
@@ -192,28 +191,12 @@ def test_salloc_with_a_record_shares_a_gpu(hooked: Cluster) -> None:
     assert "became --gres=shard:13" in done.stderr
 
 
-def test_salloc_that_names_a_gpu_keeps_it_whole_and_its_steps_run(hooked: Cluster) -> None:
-    done = hooked.run(["salloc", "--gpus-per-node=1", f"--comment={RECORD}", "srun", "bash", "-c", SEES])
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"[0-9]:", done.stdout.strip())
-    assert "leave the GPU option out" in done.stderr
-
-
 def test_job_modify_is_left_alone(hooked: Cluster) -> None:
     job = Job(hooked, ["-H", "-o", "/dev/null"], ASKS)
     assert hooked.run(["scontrol", "update", f"JobId={job.id}", "Gres=shard:39"]).returncode == 0
     shown = hooked.run(["scontrol", "show", "job", job.id]).stdout
     hooked.run(["scancel", job.id])
     assert "shard:39" in shown
-
-
-def test_observe_changes_nothing_and_logs(make_cluster: Any, hook: Hook, tmp_path: Path) -> None:
-    cluster = make_cluster(nodes=default_nodes(1), job_submit_lua=hook(tmp_path))
-    set_mode(cluster, "observe")
-    job = Job.held(cluster, ["--gres=gpu:1"], ASKS)
-    assert (job.tres, job.field("Comment"), job.field("AdminComment"), job.said) == ("gpu:1", "", "", "")
-    log = (cluster.layout.log / "slurmctld.log").read_text()
-    assert "gpumem: observe mode, not done: gpumem: --gres=gpu:1 became --gres=shard:12" in log
 
 
 def test_with_the_plugin_broken_slurmctld_starts_and_takes_every_job(

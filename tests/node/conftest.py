@@ -17,8 +17,7 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node.gpus import NodeGpu, standin_gpus
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.mps.daemons import MpsService
-from slurm_gpumem.node.mps.mps_dirs import remove_home
+from slurm_gpumem.node.mps.daemons import MpsService, remove_home
 from tests.node.desk import Desk
 from tests.support.site_toml import site_toml
 
@@ -32,9 +31,10 @@ WITHOUT_HASTE = """\
 import functools, sys, types
 from slurm_gpumem.node import hook, processes
 from slurm_gpumem.node.hooks import service
-from slurm_gpumem.node.mps import daemons, mps_dirs, mps_limits
+from slurm_gpumem.node.mps import daemons, mps_limits
+from slurm_gpumem.node.mps import daemons
 from slurm_gpumem.node.sampler import sampler
-mps_limits._DAEMONS_READY_S = mps_dirs._MOUNT_S = processes._SEARCH_S = 120.0
+mps_limits._DAEMONS_READY_S = daemons._MOUNT_S = processes._SEARCH_S = 120.0
 hook._FAULTS_LOCK_S = hook._DROP_LOCK_S = hook._RECORDS_LOCK_S = 120.0
 mps_limits.MpsService = hook.MpsService = functools.partial(
     daemons.MpsService, start_timeout_s=120.0, quit_timeout_s=120.0

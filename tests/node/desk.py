@@ -15,7 +15,7 @@ from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.record_store import RecordStore
+from slurm_gpumem.node.records import RecordStore
 from slurm_gpumem.node.sampler.sampler import Sampler
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, SourceError
 from tests.support.waiting import until

@@ -18,8 +18,7 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.mps.daemons import MpsService
-from slurm_gpumem.node.mps.mps_dirs import remove_home
+from slurm_gpumem.node.mps.daemons import MpsService, remove_home
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, left_of_daemons, samplers_of, take_haste_away
 from tests.support.end_library import build_end_library
 from tests.support.site_toml import site_toml

@@ -16,7 +16,7 @@ import pytest
 from slurm_gpumem.formats.job_record import WITHOUT_MPS
 from slurm_gpumem.node import jobs, processes, records
 from slurm_gpumem.node.log import ProblemLog
-from slurm_gpumem.node.mps import mps_dirs, mps_limits
+from slurm_gpumem.node.mps import daemons, mps_limits
 from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.mps.stale_daemons import Orphans
 from slurm_gpumem.units import MIB
@@ -138,7 +138,7 @@ def test_a_process_table_without_end_ends_the_search_and_is_said(
         node.mps.daemons()
 
 
-@pytest.mark.skipif(mps_dirs.why_no_mount() is not None, reason="needs a mount that everybody sees")
+@pytest.mark.skipif(daemons.why_no_mount() is not None, reason="needs a mount that everybody sees")
 def test_a_full_pipe_folder_takes_nothing_from_others(node: Node) -> None:
     node.hook("prolog", node.env(1, uid=ATTACKER))
     uuid = node.gpus[0].uuid
@@ -206,9 +206,9 @@ def test_where_jobs_have_their_own_namespaces_nothing_is_mounted_that_they_would
     conf.write_text(
         "ClusterName=x\nJobContainerType=job_container/none\n# JobContainerType=job_container/tmpfs\n"
     )
-    assert mps_dirs.why_no_mount() is None
+    assert daemons.why_no_mount() is None
     conf.write_text("ClusterName=x\njobcontainertype = job_container/tmpfs\n")
-    assert mps_dirs.why_no_mount() == "jobs have mount namespaces of their own"
+    assert daemons.why_no_mount() == "jobs have mount namespaces of their own"
 
 
 @pytest.mark.timing

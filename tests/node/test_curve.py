@@ -5,7 +5,7 @@ from typing import List, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.node.sampler.curve import MOST_STEPS, UsageCurve, curve_from
+from slurm_gpumem.node.sampler.usage import MOST_STEPS, UsageCurve, curve_from
 
 
 def test_a_curve_holds_the_most_of_each_step_and_the_mean_activity() -> None:

@@ -15,7 +15,7 @@ import pytest
 from slurm_gpumem.formats.job_record import JobRecord, record_name, write_job_record
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.record_store import RecordStore
+from slurm_gpumem.node.records import RecordStore
 from tests.node.conftest import Node, needs_root, samplers_of
 from tests.node.desk import Desk
 from tests.support.waiting import until
@@ -128,7 +128,8 @@ PAUSED_WRITER = """
 import sys
 from pathlib import Path
 from slurm_gpumem.formats import job_record
-from slurm_gpumem.node import jobs, record_store, records
+from slurm_gpumem.node import jobs, records
+from slurm_gpumem.node import records
 from slurm_gpumem.node.jobs import RunFolder
 
 def write(spool, record, **options):
@@ -138,10 +139,10 @@ def write(spool, record, **options):
     job_record.write_job_record(spool, record, **options)
 
 root = Path(sys.argv[1])
-record_store.write_job_record = write
+records.write_job_record = write
 folder = RunFolder(root / "run")
 job = jobs.get(folder, 7)
-record_store.RecordStore(folder, root / "spool", "n1").write_open(records.open_record(job, "n1"), 5.0)
+records.RecordStore(folder, root / "spool", "n1").write_open(records.open_record(job, "n1"), 5.0)
 """
 
 

@@ -7,7 +7,7 @@ from typing import Any, List, Optional
 
 import pytest
 
-from slurm_gpumem.accounting.gather.record_files import RECORD_NAME
+from slurm_gpumem.accounting.record_files import RECORD_NAME
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import (

@@ -16,7 +16,7 @@ from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.hooks.inbox import Request
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.record_store import RecordStore
+from slurm_gpumem.node.records import RecordStore
 from tests.node.conftest import Node, needs_root
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until

@@ -9,8 +9,8 @@ from typing import Dict, List, Tuple
 import pytest
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.node.sampler import slurm_check
-from slurm_gpumem.node.sampler.slurm_check import Answer, SlurmTruth
+from slurm_gpumem.node.sampler import tracked_jobs
+from slurm_gpumem.node.sampler.tracked_jobs import Answer, SlurmTruth
 from slurm_gpumem.slurm.state.queue import SlurmJob
 from tests.support.waiting import until
 
@@ -80,13 +80,13 @@ def test_a_controller_that_is_away_is_asked_less_and_less(tmp_path: Path) -> Non
 def test_a_controller_that_is_slow_is_left_alone_for_twenty_times_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_check, "_QUICK_S", 0.05)
+    monkeypatch.setattr(tracked_jobs, "_QUICK_S", 0.05)
     truth, asked = make(tmp_path, 'sleep 0.2; echo "$4 1000 RUNNING 0 0 1 gres:shard:4"')
     answers(truth, {5: 0.0}, 1)
     assert truth._not_before - time.monotonic() > 3.0
     assert truth.poll({5: 0.0, 6: 0.0}) is None
     assert len(questions(asked)) == 1
-    monkeypatch.setattr(slurm_check, "_LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(tracked_jobs, "_LONGEST_PAUSE_S", 0.0)
     truth._not_before = float("-inf")
     answers(truth, {5: 0.0}, 1)
     assert truth._not_before <= time.monotonic()
@@ -101,7 +101,7 @@ def test_an_answer_that_waited_for_the_next_look_does_not_count_as_slow(
     question = truth._slurm._question
     assert question is not None
     question.wait()
-    monkeypatch.setattr(slurm_check, "_QUICK_S", 0.0)  # as if the looks were far apart
+    monkeypatch.setattr(tracked_jobs, "_QUICK_S", 0.0)  # as if the looks were far apart
     assert truth.poll({5: 0.0, 6: 0.0}) is not None
     assert truth._slurm.is_asking
     assert len(until(lambda: len(questions(asked)) == 2 and questions(asked))) == 2

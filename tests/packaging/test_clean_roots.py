@@ -19,16 +19,8 @@ ROOTS = ROOT / ".cache" / "package-roots"
 PACKAGES = ("client", "node", "controller", "doc")
 # Written by apt, dpkg and others whatever is installed.
 NOT_OURS = (
-    "var/cache/",
-    "var/lib/apt/",
-    "var/lib/dpkg/",
-    "var/log/",
-    "proc/",
-    "sys/",
-    "dev/",
-    "tmp/",
-    "root/",
-)
+    "var/cache/", "var/lib/apt/", "var/lib/dpkg/", "var/log/", "proc/", "sys/", "dev/", "tmp/", "root/",
+)  # fmt: skip
 BACKUPS = ("etc/group-", "etc/gshadow-", "etc/passwd-", "etc/shadow-", "etc/.pwd.lock", "etc/ld.so.cache")
 
 pytestmark = [

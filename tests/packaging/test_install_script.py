@@ -18,19 +18,9 @@ from tests.test_packaging import _build
 ROOT = Path(__file__).resolve().parents[2]
 INSTALL = ROOT / "packaging" / "install.sh"
 HOOKS = {
-    "prolog.sh",
-    "epilog.sh",
-    "hand_over.sh",
-    "let_go.sh",
-    "log_check.sh",
-    "task_prolog.sh",
-    "task_epilog.sh",
-    "hooks.conf",
-    "build_end.sh",
-    "end_exports.sh",
-    "gpumem_end.c",
-    "libgpumem_end.so",
-}
+    "prolog.sh", "epilog.sh", "hand_over.sh", "let_go.sh", "log_check.sh", "task_prolog.sh",
+    "task_epilog.sh", "hooks.conf", "build_end.sh", "end_exports.sh", "gpumem_end.c", "libgpumem_end.so",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Optional
 import pytest
 
 from slurm_gpumem.formats.verdicts import CHECKPOINTED, VERDICTS
-from slurm_gpumem.recovery.log_end import read_tail
-from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
+from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log, read_tail
 from slurm_gpumem.recovery.patterns import PATTERNS
 from slurm_gpumem.recovery.task_epilog import Measured, verdict_on
 from tests.support.timing import best_cpu_s, slowness

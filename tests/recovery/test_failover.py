@@ -13,7 +13,7 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import default_nodes
-from tests.recovery.conftest import OOM, Site, hurried, make_site, needs_root
+from tests.recovery.conftest import Site, hurried, make_site, needs_root
 
 pytestmark = [
     needs_root,
@@ -53,9 +53,3 @@ def test_gpusbatch_submits_to_the_backup(backup: Site) -> None:
     assert done.returncode == 0, done.stderr
     assert "12 of 40 shards" in done.stderr
     backup.ended(done.stdout.strip(), "COMPLETED")
-
-
-def test_a_job_that_runs_out_under_the_backup_comes_back_once(backup: Site) -> None:
-    job = backup.submit(f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}')
-    shown = backup.ended(job, "COMPLETED")
-    assert (shown["RestartCnt"], backup.runs(job)) == ("1", 2)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.config.kinds import parse_ladder
 from slurm_gpumem.formats.comment import CommentRecord, End, parse_record
 from slurm_gpumem.formats.verdicts import VERDICTS
 from slurm_gpumem.recovery.job_comment import RUN_ENDED, end_message, parse_comment, with_end, with_record

@@ -1,4 +1,4 @@
-"""EpilogSlurmctld killed before and after each of its steps, and slurmctld restarted in the middle.
+"""EpilogSlurmctld killed before and after each of its steps.
 
 Slurm's commands are wrapped: the wrapper kills whoever called it, when a file asks for it.
 """
@@ -12,7 +12,6 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from tests.recovery.conftest import LONG, OOM, Site, hurried, let_go, make_site, needs_root
-from tests.support.slurm_daemons import restart_slurmctld
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
@@ -42,12 +41,6 @@ if [ "$name" = scontrol ] && [ -r "{folder}/$job" ]; then
     [ "$at" = "$step" ] || moment=''
 fi
 [ "$moment" = before ] && strike
-wait_there() {{
-    rm -f "{folder}/$job"
-    touch "{folder}/waits"
-    while [ ! -e "{folder}/go-on" ]; do sleep 0.1; done
-}}
-[ "$moment" = wait ] && wait_there
 "/usr/bin/$name" "$@"
 code=$?
 [ "$moment" = after ] && strike
@@ -118,21 +111,3 @@ def test_killed_with_its_shell_it_is_finished_by_the_next_hook_which_lifts_no_ho
     for job in (held, again):
         assert (trapped.show(job)["State"], trapped.show(job)["PriorityLong"]) == ("PENDING", "0")
     trapped.cluster.run(["scancel", held, again])
-
-
-@pytest.mark.parametrize("step", ["requeuehold", "release"] if LONG else ["release"])
-def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: str) -> None:
-    site = trapped
-    for name in ("waits", "go-on"):
-        (site.root / "traps" / name).unlink(missing_ok=True)
-    (job,) = submit_trapped(site, ((step, "wait"),), f"restart-{step}")
-    until((site.root / "traps" / "waits").exists)
-    controller = restart_slurmctld(site.cluster)
-    try:
-        (site.root / "traps" / "go-on").touch()
-        shown = site.ended(job, "COMPLETED")
-        assert (site.runs(job), shown["RestartCnt"]) == (2, "1")
-    finally:
-        if step == "release":
-            controller.terminate()
-            controller.wait(timeout=120)

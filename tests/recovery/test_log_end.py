@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.recovery.log_end import TAIL_BYTES, TooSlowError, read_tail, time_limit
+from slurm_gpumem.recovery.log_verdict import TAIL_BYTES, TooSlowError, read_tail, time_limit
 
 
 def test_only_the_last_64_kib_of_a_huge_file_with_holes_are_read(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_bytes_that_are_no_text_are_borne(tmp_path: Path) -> None:
 
 def test_our_own_stderr_is_read_through_the_open_file_even_when_it_was_renamed(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from slurm_gpumem.recovery.log_end import read_own_stderr; "
+        "import os, sys; from slurm_gpumem.recovery.log_verdict import read_own_stderr; "
         f"os.rename({str(tmp_path / 'log')!r}, {str(tmp_path / 'other')!r}); "
         "sys.stdout.write(read_own_stderr())"
     )

@@ -10,9 +10,9 @@ from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.job_record import JobRecord, Measurement
 from slurm_gpumem.recovery.job_comment import Refusal, parse_comment
-from slurm_gpumem.recovery.plan import record_of_next, why_not
+from slurm_gpumem.recovery.ladder import record_of_next, why_not
 from slurm_gpumem.recovery.slots import next_slot
-from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.state.queue import Job
 
 RECORD = "gpumem/1:est=11000,req=12288,by=corrected,shards=12,slot=600"

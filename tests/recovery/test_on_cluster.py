@@ -43,16 +43,9 @@ def lives(module_site: Site) -> Dict[str, str]:
         "other": site.submit(BEGIN + "python3 -c 'raise KeyError(1)'"),
         "well": site.submit(f"{BEGIN} echo '{OOM_LINE}' >&2; exit 0"),
         "no-requeue": site.submit(ALWAYS, "--no-requeue"),
-        "stdout": site.submit(
-            f"{BEGIN} echo '{OOM_LINE}'; exit 1", f"--error={site.root}/out/stdout.err", gres="shard:12"
-        ),
         "killed": site.submit(f"{BEGIN} echo '{OOM_LINE}' >&2; kill -KILL $$"),
-        "abort": site.submit(
-            f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || {{ echo "{OOM_LINE}" >&2; kill -ABRT $$; }}'
-        ),
         "neighbour": site.submit(f"{BEGIN} {wait} {NEIGHBOUR}"),
         "forged": site.submit(BEGIN + NEIGHBOUR),
-        "step": site.submit(f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || srun bash -c "{OOM}"'),
         "nodes": site.submit(
             f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || '
             f'srun bash -c "[ \\$SLURM_PROCID = 0 ] || {{ {OOM}; }}"',
@@ -131,27 +124,6 @@ def test_nobody_else_is_requeued(module_site: Site, lives: Dict[str, str], name:
     module_site.ended(lives["once"], "COMPLETED")
     shown = module_site.ended(lives[name], state)
     assert (shown["RestartCnt"], module_site.runs(lives[name])) == ("0", 1)
-
-
-def test_the_reasons_are_in_the_log(module_site: Site, lives: Dict[str, str]) -> None:
-    for name, reason in {
-        "no-requeue": "its owner asked for --no-requeue",
-        "het": "the parts of a heterogeneous job",
-    }.items():
-        module_site.ended(lives[name], "FAILED")
-        line = next(line for line in module_site.log().splitlines() if f" job {lives[name]}: " in line)
-        assert f"not requeued: {reason}" in line
-
-
-@pytest.mark.parametrize("name", ["abort", "step"])
-def test_signals_and_steps_count_too(module_site: Site, lives: Dict[str, str], name: str) -> None:
-    module_site.ended(lives[name], "COMPLETED")
-    assert module_site.runs(lives[name]) == 2
-
-
-def test_an_error_on_stdout_alone_is_seen(module_site: Site, lives: Dict[str, str]) -> None:
-    until(lambda: module_site.runs(lives["stdout"]) == 2)
-    module_site.ended(lives["stdout"], "FAILED")
 
 
 def test_a_neighbours_fault_runs_again_as_it_was_and_only_once(

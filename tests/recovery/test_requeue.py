@@ -11,16 +11,15 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.config.kinds import parse_ladder
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.decisions import Decision
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, write_job_record
 from slurm_gpumem.recovery import requeue
-from slurm_gpumem.recovery.decision_log import FOLDER_NAME, Book
 from slurm_gpumem.recovery.hook import lock
-from slurm_gpumem.recovery.requeue import Outcome, Requeue
-from slurm_gpumem.slurm.conf.config_show import Site
+from slurm_gpumem.recovery.requeue import FOLDER_NAME, Book, Outcome, Requeue
+from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.state.controller import Controller
 from slurm_gpumem.slurm.state.queue import REQUEUED_HELD, Job
 from tests.support.fake_slurm import FakeSlurm

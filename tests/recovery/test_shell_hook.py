@@ -99,7 +99,7 @@ def test_what_root_decides_by_hand_belongs_to_slurmuser(state_folder: Path) -> N
     code = (
         "import sys; from pathlib import Path\n"
         "from slurm_gpumem.formats.decisions import Decision\n"
-        "from slurm_gpumem.recovery.decision_log import Book, become_owner\n"
+        "from slurm_gpumem.recovery.requeue import Book, become_owner\n"
         "become_owner(Path(sys.argv[1]))\n"
         "Book(Path(sys.argv[1])).write('7', Decision(0, 1.0, False, 'because'))\n"
     )

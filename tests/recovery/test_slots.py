@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
-from contextlib import ExitStack
-from typing import Dict, Iterator, List
+from typing import Dict, List
 
 import pytest
 
@@ -17,13 +15,6 @@ pytestmark = [needs_root, pytest.mark.slurm]
 
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards=12,oom=requeue"
 SLOTS = f"{RECORD},slot=3"
-AT_TERM = """
-echo ready
-sleep 60 & wait
-"""
-LATE = f"""
-scontrol update JobId=$SLURM_JOB_ID Comment="mine {SLOTS} gpumem-end/1:run=0,saw=slot,used=9"
-"""
 KILLED = """
     path = run.folder / f"step-{step}"
     path.write_text(str(step))
@@ -124,36 +115,3 @@ def test_a_job_that_is_killed_goes_on_from_its_last_checkpoint_when_it_is_requeu
     module_site.cluster.run(["scontrol", "requeue", jobs["killed"]], user="nobody", check=True)
     module_site.ended(jobs["killed"], "COMPLETED")
     assert steps(module_site, jobs["killed"]) == list(range(9))
-
-
-@pytest.fixture
-def waiting_hooks(module_site: Site) -> Iterator[ExitStack]:
-    """EpilogSlurmctld of each job waits for its turn until this is closed."""
-    with ExitStack() as stack:
-        for number in (0, 1):
-            path = module_site.cluster.layout.controller / f"gpumem-recovery.slot{number}"
-            fcntl.flock(stack.enter_context(open(path, "a")), fcntl.LOCK_EX)
-        yield stack
-
-
-def test_a_cancel_counts_while_the_job_is_completing(module_site: Site, waiting_hooks: ExitStack) -> None:
-    site = module_site
-    job = submit(site, program(site, 90))
-    until(lambda: site.show(job)["State"] == "COMPLETING", 120)
-    assert site.cluster.run(["scancel", job], user="nobody").returncode == 0
-    waiting_hooks.close()
-    site.ended(job, "CANCELLED")
-    assert site.runs(job) == 1
-
-
-def test_a_cancel_counts_before_the_job_is_put_back(module_site: Site, waiting_hooks: ExitStack) -> None:
-    site = module_site
-    job = submit(site, LATE + AT_TERM)
-    until(lambda: site.runs(job) and "ready" in site.out(job), 120)
-    site.cluster.run(["scancel", job], user="nobody", check=True)
-    # As by a task epilog that has looked before the cancel.
-    site.cluster.run(["scontrol", "requeuehold", job], user="nobody", check=True)
-    assert site.show(job)["RestartCnt"] == "1"
-    waiting_hooks.close()
-    site.ended(job, "CANCELLED")
-    assert site.runs(job) == 1

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.report.advice import advice
-from slurm_gpumem.report.job import job_lines
+from slurm_gpumem.report.job import advice, job_lines
 from tests.accounting.job_records import UUID, opened, record, write
 
 

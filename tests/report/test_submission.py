@@ -11,8 +11,8 @@ import pytest
 
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.report.submission import explain_submission, submission_json, submission_line
 from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, sbatch_table
 from slurm_gpumem.submission.candidate_gpus import GpuModel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.simulation.gpu_use import JOBSTATS, RECORDS, SLURM, GpuUse, gpu_use, read_jobstats
+from slurm_gpumem.simulation.what_if import JOBSTATS, RECORDS, SLURM, GpuUse, gpu_use, read_jobstats
 from slurm_gpumem.slurm.state.history import PastJob
 from slurm_gpumem.utilization.interference import packaged
 

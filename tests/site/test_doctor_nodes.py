@@ -14,13 +14,11 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
-from slurm_gpumem.devcluster import processes, state
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.installation import Installation, SystemSlurm
 from slurm_gpumem.devcluster.spec import default_nodes
-from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.slurm.client import parse_version
 from tests.node.conftest import needs_root
+from tests.support.slurm_daemons import restart_slurmctld
 from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM, WholeSite, close_whole_site, make_whole_site
 
@@ -166,59 +164,13 @@ def test_a_hook_that_was_only_reconfigured_is_found_and_a_restart_heals_it(
         assert found == ([] if runs else [("recovery-not-run", "critical")])
         assert runs or "restart slurmctld" in answer["findings"][0]["fix"]
 
-        restart_controller(site)
-        site.run_job()
-        assert site.doctor()["findings"] == []
+        controller = restart_slurmctld(site.cluster)
+        try:
+            until(lambda: "idle" in site.cluster.run(["sinfo", "-h", "-o", "%T"]).stdout)
+            site.run_job()
+            assert site.doctor()["findings"] == []
+        finally:
+            controller.terminate()
+            controller.wait(timeout=120)
     finally:
         close_whole_site(site)
-
-
-def test_what_a_job_calls_itself_cannot_steer_the_doctors_terminal(site: WholeSite) -> None:
-    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
-    comment = f"gpumem/1:est=1 gpumem-end/1:run=0,saw=oom{evil}"
-    job = site.cluster.run(
-        ["sbatch", "--parsable", "--requeue", "--mem=64", "-o", "/dev/null", f"--comment={comment}",
-         f"--job-name={evil}", "--wrap", "sleep 60"],
-        check=True,
-    ).stdout.strip()  # fmt: skip
-    until(lambda: "RUNNING" in site.cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout)
-    site.cluster.run(["scontrol", "requeuehold", job], check=True)
-    asked = ["squeue", "-h", "-t", "PENDING", "-o", "%i %r"]
-    until(lambda: f"{job} job requeued in held state" in site.cluster.run(asked).stdout)
-    drain = ["scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason=Prolog error {evil}"]
-    site.cluster.run(drain, check=True)
-    try:
-        text = site.cluster.run([GPUMEM, "doctor"]).stdout
-        raw = site.cluster.run([GPUMEM, "doctor", "--json"]).stdout
-    finally:
-        site.cluster.run(["scancel", job], check=True)
-    assert f"left-held: job {job}" in text
-    assert "nodes-down: n1: Prolog error" in text
-    for output in (text, raw):
-        assert [line for line in output.splitlines() if not line.isprintable()] == []
-
-
-def installation(site: WholeSite) -> Installation:
-    root = site.cluster.spec.slurm_root
-    return SystemSlurm() if root is None else TreeSlurm(root, site.cluster.layout)
-
-
-def restart_controller(site: WholeSite) -> None:
-    """Stop slurmctld and start it again, as `systemctl restart` does."""
-    layout = site.cluster.layout
-    known = site.cluster._state
-    old = known.controller()
-    assert old is not None
-    processes.stop([old])
-    new = processes.start(
-        installation(site).command("slurmctld", "-D"),
-        program="slurmctld",
-        name="slurmctld",
-        log=layout.log / "slurmctld.out",
-        env={**os.environ, **site.cluster.env},
-        cwd=layout.root,
-    )
-    known.processes[known.processes.index(old)] = new
-    state.save(layout, known)
-    until(lambda: " UP" in site.cluster.run(["scontrol", "ping"]).stdout)
-    until(lambda: "idle" in site.cluster.run(["sinfo", "-h", "-o", "%T"]).stdout)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -19,11 +18,6 @@ pytestmark = pytest.mark.slurm
 
 def gpumem(cluster: Cluster, *args: str) -> Any:
     return cluster.run([str(Path(sys.executable).with_name("gpumem")), *args])
-
-
-def checks(cluster: Cluster, severity: str) -> List[str]:
-    answer = json.loads(gpumem(cluster, "doctor", "--json").stdout)
-    return [finding["check"] for finding in answer["findings"] if finding["severity"] == severity]
 
 
 def test_what_setup_writes_makes_a_cluster_share_and_the_doctor_content(
@@ -42,28 +36,6 @@ def test_what_setup_writes_makes_a_cluster_share_and_the_doctor_content(
     assert gpumem(shared, "doctor", "--ignore", "mixed-jobs").returncode == 0
     again = gpumem(shared, "setup")
     assert "gpumem_site.lua" not in again.stdout
-
-
-def test_the_doctor_finds_what_is_wrong_on_a_live_cluster(make_cluster: Any) -> None:
-    cluster = make_cluster(
-        nodes=default_nodes(1),
-        extra_conf=(
-            "PartitionName=alone Nodes=n1 OverSubscribe=EXCLUSIVE",
-            "Prolog=/bin/true",
-        ),
-    )
-    found = checks(cluster, "warning")
-    assert {"exclusive-partition", "default-memory", "plugin-off", "prolog-flags", "prolog-timeout"} <= set(
-        found
-    )
-    plain = gpumem(cluster, "doctor")
-    assert plain.returncode == 1
-    assert plain.stdout.startswith("GPUMEM WARNING - Slurm ")
-    assert plain.stdout.count("\n    fix: ") == len(found) + len(checks(cluster, "note"))
-    cluster.stop()
-    dead = gpumem(cluster, "doctor")
-    assert dead.returncode == 3
-    assert dead.stdout.startswith("GPUMEM UNKNOWN - Slurm does not answer")
 
 
 def test_a_slurm_conf_that_stops_every_command_is_named(make_cluster: Any) -> None:

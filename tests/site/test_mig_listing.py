@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.site.gres_file import parse_gres_conf
+from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
 from slurm_gpumem.site.nodes import Instance, ask_instances, parse_instances, parse_nvidia_smi
 from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.setup.render import gres_lines, lua_table, node_gres

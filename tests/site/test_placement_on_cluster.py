@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
-from slurm_gpumem.formats.comment import parse_record
-from slurm_gpumem.formats.remembered import CpuRun, Recipe, write_remembered
 from slurm_gpumem.site.queue_order import flow_settings
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
 from slurm_gpumem.slurm.client import parse_version
@@ -85,24 +83,6 @@ def test_setup_takes_spreading_out_again_and_the_doctor_says_which_is_in_force(m
     assert "+SELECTTYPEPARAMETERS=CR_CORE_MEMORY\n" in back.upper()
 
 
-def test_a_job_with_a_whole_gpu_is_not_overtaken_by_small_ones(make_cluster: Any) -> None:
-    first = make_cluster(nodes=default_nodes(1))
-    cluster = set_up(first, make_cluster)
-    # A share on every GPU, or shares that fill all of them where they are packed.
-    count = 4 if can_spread(cluster) else 16
-    early = [submit(cluster, *SMALL, "--time=2", command="sleep 600") for _ in range(count)]
-    gpus_of(cluster, early)
-    whole = submit(cluster, "--gres=gpu:1", "--mem=64", "--time=2", command="sleep 600")
-    late = [submit(cluster, *SMALL, "--time=30", command="sleep 600") for _ in range(8)]
-    # They end only now, however long it took to submit the others.
-    cluster.run(["scancel", *early], check=True)
-    until(lambda: states(cluster).get(whole) == "RUNNING")
-    cluster.run(["scancel", *late])
-    begun = _start(cluster, whole)
-    assert begun is not None
-    assert all((_start(cluster, job) or begun) >= begun for job in late)
-
-
 def test_small_shares_go_around_a_large_one_until_it_has_waited_long_enough(make_cluster: Any) -> None:
     lines = tuple(f"{key}={value}" for key, value in flow_settings(DATABASE).items())
     cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=lines, accounting=True)
@@ -119,25 +99,6 @@ def test_small_shares_go_around_a_large_one_until_it_has_waited_long_enough(make
     cluster.run(["scancel", half, small], check=True)
     until(lambda: states(cluster).get(large) == "RUNNING")
     assert states(cluster)[late] == "PENDING"
-
-
-@pytest.mark.parametrize(("window", "overtaken"), [(2880, True), (2940, False)])
-def test_long_jobs_go_around_a_large_one_that_must_wait_for_longer_than_backfill_looks_ahead(
-    make_cluster: Any, window: int, overtaken: bool
-) -> None:
-    words = f"SchedulerParameters=batch_sched_delay=0,bf_interval=2,bf_window={window}"
-    cluster = make_cluster(nodes=(NodeSpec("n1", gpus=1),), extra_conf=(words,))
-    half = submit(cluster, "--gres=shard:20", "--mem=64", "--time=2-0", command="sleep 600")
-    gpus_of(cluster, [half])
-    large = submit(cluster, "--gres=shard:40", "--mem=64", "--time=30", command="sleep 600")
-    long = submit(cluster, *SMALL, "--time=2-0", command="sleep 600")
-    # The last to be looked at: it ends in time in any case.
-    short = submit(cluster, *SMALL, "--time=5", command="sleep 600")
-    until(lambda: states(cluster).get(short) == "RUNNING")
-    assert [states(cluster)[job] for job in (large, long)] == [
-        "PENDING",
-        "RUNNING" if overtaken else "PENDING",
-    ]
 
 
 def test_shares_meet_on_no_gpu_of_a_partition_with_lln_while_another_is_idle(make_cluster: Any) -> None:
@@ -161,64 +122,6 @@ def test_shares_meet_on_no_gpu_of_a_partition_with_lln_while_another_is_idle(mak
     ]
     places = list(zip(nodes_of, gpus_of(cluster, jobs)))
     assert len(set(places)) == (4 if can else 1)
-
-
-def _start(cluster: Cluster, job: str) -> Optional[str]:
-    """When it started, as text that sorts by time; None for a job that never did."""
-    text = cluster.run(["scontrol", "show", "job", job], check=True).stdout
-    start = text.partition("StartTime=")[2].split()[0]
-    never = "JobState=CANCELLED" in text and "RunTime=00:00:00" in text
-    return None if never or "Unknown" in start else start
-
-
-def test_cores_that_large_shares_do_not_use_let_small_ones_onto_the_gpu(
-    make_cluster: Any, tmp_path: Path
-) -> None:
-    """One job of 20 shards and many of 2 on 8 cores and 40 shards; the large one kept 1.1 of 4 CPUs busy."""
-    node = NodeSpec("n1", gpus=1, gpu_memory_mib=40 * 1024, cpus=8, memory_mib=128_000)
-    cluster = make_cluster(nodes=(node,))
-    gpusbatch, file = str(Path(sys.executable).with_name("gpusbatch")), tmp_path / "used"
-    for name in ("large", "small"):
-        (tmp_path / name).write_text(
-            f"#!/bin/sh\n#SBATCH --gres=gpu:1 -o /dev/null\necho {name}; sleep 300\n"
-        )
-
-    def call(name: str, *options: str, cpus: str = "used") -> str:
-        env = {"GPUMEM_REMEMBERED": str(tmp_path / cpus)}
-        done = cluster.run([gpusbatch, *options, name], env=env, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    recipes = {}
-    for name in ("large", "small"):
-        record = parse_record(call(name, "--dry-run").partition("--comment=")[2])
-        assert record is not None
-        recipes[name] = Recipe(record.fingerprint, "", "", "", "")
-    peaks = {recipes["large"]: {"a100": [19_600] * 10}, recipes["small"]: {"a100": [1900] * 10}}
-    write_remembered(tmp_path / "share", peaks)
-    write_remembered(file, peaks, cpus={recipes["large"]: {"a100": [CpuRun(1.1, 4)]}})
-
-    def shards(cpus: str) -> int:
-        """That run side by side."""
-        names = ["large", *["small"] * 10]
-        jobs = {call(name, "--parsable", cpus=cpus).strip(): name for name in names}
-        last = list(jobs)[-1]
-        until(lambda: _reason(cluster, last) in ("Resources", "Priority"))
-        until(lambda: _runs(cluster, "large", jobs))
-        most = 4 if cpus == "share" else 6
-        until(lambda: len(_runs(cluster, "small", jobs)) >= most)
-        count = 20 * len(_runs(cluster, "large", jobs)) + 2 * len(_runs(cluster, "small", jobs))
-        cluster.run(["scancel", *jobs], check=True)
-        until(lambda: not {"RUNNING", "COMPLETING"} & {states(cluster).get(job) for job in jobs})
-        return count
-
-    assert shards("share") == 28
-    assert shards("used") == 32
-
-
-def _runs(cluster: Cluster, name: str, jobs: Dict[str, str]) -> List[str]:
-    now = states(cluster)
-    return [job for job, named in jobs.items() if named == name and now.get(job) == "RUNNING"]
 
 
 def _reason(cluster: Cluster, job: str) -> str:

@@ -12,9 +12,9 @@ import pytest
 
 from slurm_gpumem.site.complete_snapshot import examine
 from slurm_gpumem.site.doctor import probe_node
+from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
 from slurm_gpumem.site.doctor.hosts import HostReport, Question, takes_jobs
-from slurm_gpumem.site.doctor.probe_files import parse_settings
-from slurm_gpumem.site.gres_file import parse_gres_conf
+from slurm_gpumem.site.doctor.probe_host import parse_settings
 from tests.node.conftest import REPOSITORY, needs_root
 from tests.recovery.conftest import install_package
 from tests.support.waiting import remove_tree

@@ -23,7 +23,7 @@ from slurm_gpumem.site.setup.render import gres_lines, lua_table, node_gres, tom
 from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, write_files
 from slurm_gpumem.site.setup.slurm_conf import partition_memory, wanted_settings
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf.conf_file import Where
+from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.toml_file import load_toml
 
 A100 = NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu",), 64, 512_000)

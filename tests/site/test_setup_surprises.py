@@ -10,16 +10,13 @@ import pytest
 
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.setup.hook_files import hook_files
 from slurm_gpumem.site.setup.setup import SetupOptions, summary_lines
-from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
+from slurm_gpumem.site.snapshot import Snapshot, with_hidden_nodes
 from tests.support.site_files import GPUS, HEAD, SLURM_ROOT, proposed, snapshot_of, tried
 
 pytestmark = pytest.mark.slurm
 SHARED = HEAD.replace("GresTypes=gpu", "GresTypes=gpu,shard")
-MIG = "NodeName=m1 Name=gpu Type=a100_1g.5gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap{}\n"
 
 
 def passes(proposal: Any, now: Snapshot) -> bool:
@@ -30,22 +27,6 @@ def passes(proposal: Any, now: Snapshot) -> bool:
 
 def options(**fields: Any) -> SetupOptions:
     return SetupOptions(slurm_root=SLURM_ROOT, **fields)
-
-
-def test_a_node_with_a_whole_gpu_and_instances() -> None:
-    conf = (
-        f"{HEAD}NodeName=m1 CPUs=16 RealMemory=64000 Gres=gpu:a100:1,gpu:a100_1g.5gb:2\n"
-        "PartitionName=gpu Nodes=ALL Default=YES\n"
-    )
-    instances = f"{MIG.format(30)}{MIG.format(39)}".replace("nvidia0", "nvidia1")
-    gres = f"NodeName=m1 Name=gpu Type=a100 File=/dev/nvidia0\n{instances}"
-    now = snapshot_of({"slurm.conf": conf, "gres.conf": gres}, ["m1"])
-    proposal = proposed(now)
-    assert "m1: 1 x a100, each 39 shards of 1024 MiB (1024 MiB kept back)" in summary_lines(proposal.plan)
-    assert "Name=shard Type=a100 Count=39 File=/dev/nvidia0\n" in proposal.files["gres.conf"]
-    (note,) = [note for note in proposal.notes if "srun fails" in note] or [""]
-    assert bool(note) == (now.version >= SHARES_WITHOUT_TYPE_BESIDE_INSTANCES)
-    assert passes(proposal, now)
 
 
 def divided(shards: str, **policy: Any) -> Snapshot:

@@ -21,20 +21,10 @@ pytestmark = pytest.mark.slurm
 
 NODES = (NodeSpec("n1", cpus=16, memory_mib=64_000), NodeSpec("c1", gpus=0, cpus=64, memory_mib=16_000))
 HOOKS = (
-    "Prolog",
-    "Epilog",
-    "PrologSlurmctld",
-    "EpilogSlurmctld",
-    "TaskProlog",
-    "TaskEpilog",
-    "SrunProlog",
-    "HealthCheckProgram",
-    "RebootProgram",
-    "MailProg",
-    "SlurmctldPrimaryOnProg",
-    "SuspendProgram",
+    "Prolog", "Epilog", "PrologSlurmctld", "EpilogSlurmctld", "TaskProlog", "TaskEpilog", "SrunProlog",
+    "HealthCheckProgram", "RebootProgram", "MailProg", "SlurmctldPrimaryOnProg", "SuspendProgram",
     "ResumeProgram",
-)
+)  # fmt: skip
 LUA = """\
 local mark = io.open("{mark}", "a"); mark:write("lua\\n"); mark:close()
 function slurm_job_submit(job_desc, part_list, uid) return slurm.SUCCESS end

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.slurm.conf.conf_file import (
+from slurm_gpumem.slurm.conf_file import (
     Statement,
     Where,
     apply,

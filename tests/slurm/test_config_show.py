@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.slurm.conf.config_show import Site, ask_site, parse_config, version_of
+from slurm_gpumem.slurm.config_show import Site, ask_site, parse_config, version_of
 from tests.support.fake_slurm import FakeSlurm
 
 

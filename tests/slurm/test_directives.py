@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.config.schema import JOB_KEYS
-from slurm_gpumem.slurm.submit.directives import Directives, read_directives
-from slurm_gpumem.slurm.submit.script import BatchScript
+from slurm_gpumem.slurm.submit.script import BatchScript, Directives, read_directives
 
 
 def read(text: str) -> Directives:

@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.config.load import Config, SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.report.submission import submission_json, submission_line
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes

@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple
 import pytest
 
 from slurm_gpumem.errors import DoesNotFitError
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.plan import Plan

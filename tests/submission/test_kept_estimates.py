@@ -10,8 +10,8 @@ from typing import List, Tuple
 import pytest
 
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.submission import kept_estimates
 from slurm_gpumem.submission.kept_estimates import estimate_once, memory_once
@@ -103,17 +103,17 @@ def test_other_code_or_data_estimates_again(
     tmp_path: Path, made: List[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "package"
-    for name in ("estimators", "summaries", "utilization", "models/environments"):
+    for name in ("estimators", "summaries", "utilization", "models/environments", "models/fitted"):
         (package / name).mkdir(parents=True)
     (package / "estimators" / "rule.py").write_text("one")
     monkeypatch.setattr(kept_estimates, "package_folder", lambda name: str(package / name))
     summary, job = _job(RESNET)
-    for changed in ("estimators/rule.py", "models/margins.json"):
+    for changed in ("estimators/rule.py", "models/fitted/margins.json", "models/gpus.toml"):
         estimate_once("auto", summary, job, find_gpu("a100"), None)
         estimate_once("auto", summary, job, find_gpu("a100"), None)
         (package / changed).write_text("another rule")
     estimate_once("auto", summary, job, find_gpu("a100"), None)
-    assert len(made) == 3
+    assert len(made) == 4
 
 
 @pytest.mark.parametrize(

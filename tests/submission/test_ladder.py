@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.config.kinds import parse_ladder
 from slurm_gpumem.recovery.ladder import LimitOn, Next, NoStep, next_request, no_limit
 from slurm_gpumem.slurm.gres import Held
 

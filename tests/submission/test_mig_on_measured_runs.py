@@ -18,8 +18,7 @@ import pytest
 from lab.ground_truth import load_ground_truth_rows
 from lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.estimators import remembered
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
-from slurm_gpumem.estimators.gpu_types.mig import profile_names, profiles
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, profile_names, profiles
 from slurm_gpumem.estimators.margin import TRACE, request_at
 from slurm_gpumem.estimators.margin import packaged as margins
 from slurm_gpumem.estimators.types import TrainingJob

@@ -9,9 +9,9 @@ import pytest
 
 from slurm_gpumem.config.load import Config, JobDefault
 from slurm_gpumem.errors import GpumemError, UsageError
-from slurm_gpumem.estimators.job.training_job import training_job
+from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.slurm.submit.directives import Directive
+from slurm_gpumem.slurm.submit.script import Directive
 from slurm_gpumem.submission.job.settings import JobSettings, OwnOptions, job_settings
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 

@@ -6,7 +6,7 @@ from typing import Any, Dict, Tuple
 
 import pytest
 
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.slurm.state.nodes import GpuNodes
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, gpu_kinds
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs

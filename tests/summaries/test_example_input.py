@@ -6,7 +6,7 @@ import pytest
 
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.job.stated_input import with_input
+from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.summaries.reader import read_summary
 
 NET = """Net(

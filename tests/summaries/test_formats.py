@@ -10,7 +10,7 @@ import pytest
 
 import slurm_gpumem
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.formats import BY_NAME, FORMATS
 from slurm_gpumem.summaries.parsers.own import to_json

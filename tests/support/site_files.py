@@ -13,8 +13,8 @@ from slurm_gpumem.site.nodes import memory_in_table
 from slurm_gpumem.site.setup.setup import Proposal, SetupOptions, propose
 from slurm_gpumem.site.setup.trial_run import Verdict, try_proposal
 from slurm_gpumem.site.snapshot import INCLUDES_FROM_CONF, Snapshot
-from slurm_gpumem.slurm.conf.conf_file import Where
-from slurm_gpumem.slurm.conf.config_show import show_config, version_of
+from slurm_gpumem.slurm.conf_file import Where
+from slurm_gpumem.slurm.config_show import show_config, version_of
 from slurm_gpumem.slurm.state.nodes import ask_nodes, ask_partitions
 
 _ROOT = os.environ.get("GPUMEM_TEST_SLURM_ROOT")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from slurm_gpumem.devcluster.demo import DemoJob, gpu_rows
 from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.slurm.state.running import Placement
-from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
+from slurm_gpumem.terminal.bars import GpuRow, Segment, draw
 
 ROWS = [
     GpuRow(

@@ -12,14 +12,14 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from slurm_gpumem.estimators import registry  # noqa: E402
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu  # noqa: E402
-from slurm_gpumem.estimators.job.training_job import (  # noqa: E402
+from slurm_gpumem.estimators.gpus import find_gpu  # noqa: E402
+from slurm_gpumem.estimators.training_job import (  # noqa: E402
     StatedTraining,
     describe_estimated,
     training_job,
 )
 from slurm_gpumem.report.estimate import describe_model  # noqa: E402
-from slurm_gpumem.tracing.model.described import torch_version  # noqa: E402
+from slurm_gpumem.tracing.engine.assemble import torch_version  # noqa: E402
 from slurm_gpumem.tracing.model.live import summarize  # noqa: E402
 
 

@@ -170,7 +170,7 @@ def test_each_call_of_a_function_has_rounds_of_its_own() -> None:
 
 
 def test_a_loop_that_one_call_meets_again_and_again_is_ended_each_time() -> None:
-    from slurm_gpumem.tracing.engine.value_checks import loop_answer
+    from slurm_gpumem.tracing.engine.value_dependent_code import loop_answer
 
     rounds = [0] * 100
     for step in range(100):
@@ -183,7 +183,7 @@ def test_a_loop_that_one_call_meets_again_and_again_is_ended_each_time() -> None
 def test_a_loop_is_ended_sooner_once_its_rounds_were_seen_to_keep_no_memory(
     grows: int, expected: List[int]
 ) -> None:
-    from slurm_gpumem.tracing.engine.value_checks import loop_answer
+    from slurm_gpumem.tracing.engine.value_dependent_code import loop_answer
 
     recorder, found = _Recorder(), []
     for _ in expected:
@@ -196,7 +196,7 @@ def test_a_loop_is_ended_sooner_once_its_rounds_were_seen_to_keep_no_memory(
 
 
 def test_a_loop_that_begins_to_keep_memory_is_no_longer_ended_sooner() -> None:
-    from slurm_gpumem.tracing.engine.value_checks import loop_answer
+    from slurm_gpumem.tracing.engine.value_dependent_code import loop_answer
 
     recorder, found = _Recorder(), []
     for grows in (0, 0, 1):
@@ -209,7 +209,7 @@ def test_a_loop_that_begins_to_keep_memory_is_no_longer_ended_sooner() -> None:
 
 
 def test_a_loop_that_no_answer_ends_is_refused_with_its_line() -> None:
-    from slurm_gpumem.tracing.engine.value_checks import EndlessLoop, loop_answer
+    from slurm_gpumem.tracing.engine.value_dependent_code import EndlessLoop, loop_answer
 
     def wait() -> None:
         while loop_answer(_Recorder(), 1) != 7:

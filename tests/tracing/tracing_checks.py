@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from slurm_gpumem import summarize
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.replay import replay, site_sizes
 from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.summaries.trace_types import evaluate

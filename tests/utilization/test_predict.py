@@ -8,7 +8,7 @@ import pytest
 
 from slurm_gpumem import estimate
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import TrainingJob, Utilization
 from slurm_gpumem.report.explained import detail_lines

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_gpumem import estimate
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu, gpu_table
+from slurm_gpumem.estimators.gpus import find_gpu, gpu_table
 from slurm_gpumem.utilization.roofline import START, Rates, coverage, rates_of, step_times, together
 from slurm_gpumem.utilization.work import KINDS, Host, StepWork
 from tests.utilization.test_work import work

@@ -9,13 +9,12 @@ import pytest
 from lab.traced_work import line_of, load_traced, write_traced
 from lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import Kernel, Trace, TracedJob
 from slurm_gpumem.utilization.model import packaged
-from slurm_gpumem.utilization.predict import TRACE, predict, with_utilization
+from slurm_gpumem.utilization.predict import TRACE, predict, trace_quality, with_utilization, work_of_trace
 from slurm_gpumem.utilization.roofline import rates_of, step_times
-from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
 from slurm_gpumem.utilization.work import KINDS, StepWork, launches
 from tests.summaries.test_own_format import SUMMARY
 from tests.support.timing import best_cpu_s, slowness

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary

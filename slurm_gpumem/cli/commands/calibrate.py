@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import List
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import ConfigError, UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import site_gpu_file
-from slurm_gpumem.site.calibration.context import calibrate, put_entry
+from slurm_gpumem.estimators.gpus import site_gpu_file
+from slurm_gpumem.site.calibration_context import calibrate, put_entry
 from slurm_gpumem.terminal.say import say
 
 

@@ -7,9 +7,9 @@ import os
 import sys
 from typing import List
 
-from slurm_gpumem.accounting.gather.upkeep import Upkeep, keep_up
-from slurm_gpumem.cli.options.options import age
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.accounting.collect import Upkeep, keep_up
+from slurm_gpumem.cli.options import age
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.terminal.progress import ProgressBar

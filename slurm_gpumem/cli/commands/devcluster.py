@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import List, Sequence
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
-from slurm_gpumem.estimators.gpu_types.mig import gpu_in
+from slurm_gpumem.estimators.gpus import closest_gpu, gpu_in
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
@@ -91,11 +90,11 @@ def _spec(args: argparse.Namespace) -> ClusterSpec:
 
 def _node(text: str) -> NodeSpec:
     """ "n1=2xh100:80G" has shares, "n1=3x1g.18gb+1x2g.35gb" has none, "n1=1xh200:139G+3x1g.18gb" has both."""
-    name, _, kinds = text.partition("=")
-    first, *rest = kinds.split("+")
+    name, _, gpus = text.partition("=")
+    first, *rest = gpus.split("+")
     shared = _SHARED.fullmatch(first)
-    undivided = [_UNDIVIDED.fullmatch(kind) for kind in (rest if shared else [first, *rest])]
-    instances = tuple(_undivided(kind[2], int(kind[1])) for kind in undivided if kind)
+    undivided = [_UNDIVIDED.fullmatch(found) for found in (rest if shared else [first, *rest])]
+    instances = tuple(_undivided(found[2], int(found[1])) for found in undivided if found)
     if not name or len(instances) < len(undivided):
         raise UsageError(f"--node {text!r}: write it like big=2xh100:80G (name, GPUs, type, memory of each)")
     if not shared:
@@ -112,13 +111,13 @@ def _undivided(gpu_type: str, number: int) -> Undivided:
 
 def _describe(nodes: Sequence[NodeSpec]) -> str:
     """ "2 nodes with 4 stand-in GPUs each (a100, 40.0 GiB)", or each node by itself where they differ."""
-    kinds = {(node.gpus, node.gpu_type, node.gpu_memory_mib) for node in nodes}
+    different = {(node.gpus, node.gpu_type, node.gpu_memory_mib) for node in nodes}
     if any(node.instances for node in nodes):
         listed = (f"{node.name} with {node.devices}" for node in nodes)
         return f"{count(len(nodes), 'node')} with stand-in GPUs: {', '.join(listed)}"
-    if len(kinds) == 1:
+    if len(different) == 1:
         each = "" if len(nodes) == 1 else " each"
-        (gpus, gpu_type, memory) = kinds.pop()
+        (gpus, gpu_type, memory) = different.pop()
         return (
             f"{count(len(nodes), 'node')} with {gpus} stand-in GPUs{each} ({gpu_type}, {format_mib(memory)})"
         )

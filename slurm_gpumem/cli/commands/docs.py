@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Dict, List
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.terminal.colour import palette
-from slurm_gpumem.terminal.pager import show
 from slurm_gpumem.terminal.say import say
+
+
+def show(text: str) -> None:
+    """Print it; on a terminal with $PAGER, or less, which leaves a text that fits on the screen."""
+    command = shlex.split(os.environ.get("PAGER", "less"))
+    if not sys.stdout.isatty() or not command or shutil.which(command[0]) is None:
+        print(text)
+        return
+    env = {**os.environ, "LESS": os.environ.get("LESS", "FRX"), "LESSCHARSET": "utf-8"}
+    pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+    try:
+        pager.communicate(f"{text}\n".encode())
+    except BrokenPipeError:
+        pass  # left before the end
+    except KeyboardInterrupt:
+        # less keeps the terminal until it is left; without us the shell would read beside it.
+        pager.wait()
+
 
 _READERS = {
     "user": "for researchers",

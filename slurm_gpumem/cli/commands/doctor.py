@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import List
 
-from slurm_gpumem.cli.options.options import add_color
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.options import add_color
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.site.doctor.doctor import examine_cluster
 from slurm_gpumem.terminal.colour import Palette, palette
 

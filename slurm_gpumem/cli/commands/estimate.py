@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import List, Sequence, Tuple
 
-from slurm_gpumem.cli.options.options import (
+from slurm_gpumem.cli.options import (
     COVERAGE_HELP,
     add_gpu,
     add_gpus,
@@ -18,8 +18,8 @@ from slurm_gpumem.cli.options.options import (
     named_summary,
     own_options,
 )
-from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.target_options import (
+from slurm_gpumem.cli.parser import Parser
+from slurm_gpumem.cli.target_options import (
     TARGET_HELP,
     add_generate_option,
     add_target_options,
@@ -85,7 +85,7 @@ def main(argv: List[str]) -> int:
 def _gpu(settings: JobSettings, config: Config, shard_mib: int) -> Tuple[Gpu, Tuple[str, ...]]:
     """The GPU that the estimate is for, and notes on the choice."""
     if settings.gpu:
-        from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+        from slurm_gpumem.estimators.gpus import find_gpu
 
         return find_gpu(settings.gpu).in_shards(shard_mib), ()
     from slurm_gpumem.submission.default_gpu import choose_gpu
@@ -99,7 +99,7 @@ def _print_json(
 ) -> None:
     import json
 
-    from slurm_gpumem.estimators.whatif import Alternatives, alternatives
+    from slurm_gpumem.estimators.largest import Alternatives, alternatives
     from slurm_gpumem.report.estimate_json import estimate_json
 
     chosen = estimates[0]
@@ -118,7 +118,7 @@ def _explained(
     settings: JobSettings,
     config: Config,
 ) -> List[str]:
-    from slurm_gpumem.estimators.whatif import alternatives
+    from slurm_gpumem.estimators.largest import alternatives
     from slurm_gpumem.report.explained import activity_line, detail_lines, explain_lines
     from slurm_gpumem.submission.share.activity import activity_of
 
@@ -139,7 +139,7 @@ def _subject(
 ) -> Tuple[ModelSummary, TrainingJob, Tuple[str, ...]]:
     """The summary of a file or of standard input, or of code that is traced; and the job."""
     if args.generate is not None:
-        from slurm_gpumem.cli.options.generate_option import generated_subject
+        from slurm_gpumem.cli.generate_option import generated_subject
 
         found = generated_subject(args.summary, args, settings)
         return found.summary, found.job, found.notes

@@ -7,7 +7,7 @@ import json
 import os
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options.options import (
+from slurm_gpumem.cli.options import (
     COVERAGE_HELP,
     add_gpus,
     add_json,
@@ -15,11 +15,11 @@ from slurm_gpumem.cli.options.options import (
     own_options,
     positive,
 )
-from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_target_options, read_subject
+from slurm_gpumem.cli.parser import Parser
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
 from slurm_gpumem.estimators.registry import refuse_guess
 from slurm_gpumem.estimators.types import Gpu

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import List
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.node import load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.node.jobs import RunFolder

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import List
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.terminal.say import say
 
 
@@ -15,8 +15,8 @@ def main(argv: List[str]) -> int:
     _parser().parse_args(argv)
     from slurm_gpumem.config.paths import site_config_path
     from slurm_gpumem.config.recovery import load_recovery_config
-    from slurm_gpumem.recovery.decision_log import become_owner
     from slurm_gpumem.recovery.hook import PATIENCE_S, sweep
+    from slurm_gpumem.recovery.requeue import become_owner
     from slurm_gpumem.slurm.client import Commands
     from slurm_gpumem.slurm.state.controller import Controller
 

@@ -12,8 +12,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
-from slurm_gpumem.cli.options.options import add_color, add_units
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.options import add_color, add_units
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.report import columns as known
 from slurm_gpumem.report.times import joined_times, parse_time
@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
         store = open_store(force=args.update, progress=bar)
     with store:
         if args.html:
-            from slurm_gpumem.report.html.write import write_html
+            from slurm_gpumem.report.html.page import write_html
 
             code = write_html(store, filters, args.html, names=args.names)
         elif args.jobs and not args.summary and not (args.csv or args.parsable2 or args.format or args.long):
@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _list(store: Store, filters: Filters, columns: List[known.Column], args: argparse.Namespace) -> int:
     from slurm_gpumem.report import listing as shown
-    from slurm_gpumem.report.sweeps import Listed, expanded, folded
+    from slurm_gpumem.report.listing import Listed, expanded, folded
 
     rows = store.select(filters)
     if args.json:

@@ -6,16 +6,15 @@ import argparse
 from pathlib import Path
 from typing import List, Optional
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
 from slurm_gpumem.site.nodes import memory_in_table
 from slurm_gpumem.site.setup.hook_files import SUFFIX
 from slurm_gpumem.site.setup.plan import PACK, SPREAD
 from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.setup.trial_run import Verdict, try_proposal
-from slurm_gpumem.site.snapshot import Snapshot, gather
+from slurm_gpumem.site.snapshot import Snapshot, gather, with_hidden_nodes
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import parse_mib
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.cli.options.options import own_options
-from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_code_options, trace, trace_request
+from slurm_gpumem.cli.options import own_options
+from slurm_gpumem.cli.parser import Parser
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_code_options, trace, trace_request
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save

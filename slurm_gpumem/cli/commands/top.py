@@ -10,21 +10,20 @@ import sys
 import time
 from typing import List, Optional, Union
 
-from slurm_gpumem.cli.options.options import add_color, add_units, seconds
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.options import add_color, add_units, seconds
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.config.node import load_node_config
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.report.top.everybody import Everybody
-from slurm_gpumem.report.top.own import OwnJobs
+from slurm_gpumem.report.top.own import OwnJobs, View
 from slurm_gpumem.report.top.screen import Look, as_json, lines
-from slurm_gpumem.report.top.types import View
 from slurm_gpumem.slurm.client import COMMANDS
-from slurm_gpumem.slurm.conf.config_show import show_config
+from slurm_gpumem.slurm.config_show import show_config
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.colour import palette
-from slurm_gpumem.terminal.live_screen import LiveScreen
+from slurm_gpumem.terminal.progress import LiveScreen
 from slurm_gpumem.units import sizes_in
 
 _EVERY_S = 2.0

@@ -10,12 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.cli.options.options import positive, seconds
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.options import positive, seconds
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.job.training_job import training_job
+from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.script_trace import rank_notes, shown_on, trace_lines

@@ -9,12 +9,11 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
-from slurm_gpumem.cli.options.parser import Parser
+from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.errors import AccountingError, GpumemError, SlurmError, UsageError
-from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
 from slurm_gpumem.simulation.pools import Pool, find_pools
-from slurm_gpumem.simulation.what_if import Sharing, what_if
+from slurm_gpumem.simulation.what_if import RECORDS, GpuUse, Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import parse_fleet, screen, what_if_json
 from slurm_gpumem.slurm.state.history import (
     UNREADABLE,
@@ -64,10 +63,9 @@ def _sharing(args: argparse.Namespace) -> Sharing:
 
     how = new_site("level")
     if not args.file:
-        from slurm_gpumem.site.hidden_nodes import with_hidden_nodes
         from slurm_gpumem.site.nodes import memory_in_table
         from slurm_gpumem.site.setup.setup import SetupOptions, propose
-        from slurm_gpumem.site.snapshot import gather
+        from slurm_gpumem.site.snapshot import gather, with_hidden_nodes
 
         try:
             now = with_hidden_nodes(gather())

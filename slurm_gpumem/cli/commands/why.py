@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import List
 
-from slurm_gpumem.cli.options.options import add_gpu, add_json, whole
-from slurm_gpumem.cli.options.parser import Parser
-from slurm_gpumem.cli.options.target_options import TARGET_HELP, add_target_options, read_subject
+from slurm_gpumem.cli.options import add_gpu, add_json, whole
+from slurm_gpumem.cli.parser import Parser
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.explain.advice import peak_reasons
+from slurm_gpumem.estimators.traced.advice import peak_reasons
 from slurm_gpumem.named_files import check_target, save
-from slurm_gpumem.report.why.text import why_json, why_lines
+from slurm_gpumem.report.why import why_json, why_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
@@ -40,7 +40,7 @@ def main(argv: List[str]) -> int:
         )
     reasons = peak_reasons(subject.summary, subject.job, gpu)
     if args.snapshot:
-        from slurm_gpumem.report.why.snapshot import snapshot_file
+        from slurm_gpumem.report.why import snapshot_file
 
         save(Path(args.snapshot), snapshot_file(subject.summary.trace, subject.job.batch_size, gpu))
     if args.json:

@@ -20,11 +20,11 @@ _DUST_PARAM = -1
 
 
 class Tensor:
-    """A tensor of the forward pass. Equal `store`: shared memory; equal `slot`: a shared gradient."""
+    """A tensor of the forward pass. Equal `store`: shared memory; equal `grad_id`: a shared gradient."""
 
-    __slots__ = ("elements", "grad", "shape", "slot", "store", "width")
+    __slots__ = ("elements", "grad", "grad_id", "shape", "store", "width")
 
-    def __init__(self, shape: Shape, elements: int, width: int, store: int, slot: int, grad: bool) -> None:
+    def __init__(self, shape: Shape, elements: int, width: int, store: int, grad_id: int, grad: bool) -> None:
         self.shape = shape
         """As the summary has it; only compared, never multiplied."""
         self.elements = elements
@@ -32,7 +32,7 @@ class Tensor:
         self.width = width
         """Bytes of an element."""
         self.store = store
-        self.slot = slot
+        self.grad_id = grad_id
         self.grad = grad
         """Whether autograd computes a gradient for it."""
 
@@ -127,27 +127,27 @@ class Tape:
         """What the loop's variables still hold when the next step begins (its output)."""
         self.returned = -1
         """Number of operations after which the loop gets the model's output; -1: the loss comes with it."""
-        self._slots = 0
+        self._grad_ids = 0
 
     def new(self, shape: Shape, elements: int, width: int, *, grad: bool = True) -> Tensor:
         """A tensor with its own memory."""
         self.sizes.append(elements * width)
-        self._slots += 1
-        return Tensor(shape, elements, width, len(self.sizes) - 1, self._slots, grad)
+        self._grad_ids += 1
+        return Tensor(shape, elements, width, len(self.sizes) - 1, self._grad_ids, grad)
 
     def view(self, base: Tensor, shape: Shape) -> Tensor:
         """The same memory and gradient under another shape."""
-        return Tensor(shape, base.elements, base.width, base.store, base.slot, base.grad)
+        return Tensor(shape, base.elements, base.width, base.store, base.grad_id, base.grad)
 
     def part(self, base: Tensor, shape: Shape, elements: int) -> Tensor:
         """A view of some of the numbers: the same memory, a gradient of its own size."""
-        self._slots += 1
-        return Tensor(shape, elements, base.width, base.store, self._slots, base.grad)
+        self._grad_ids += 1
+        return Tensor(shape, elements, base.width, base.store, self._grad_ids, base.grad)
 
     def over(self, base: Tensor) -> Tensor:
         """The result of an in-place operation: the same memory, its own gradient."""
-        self._slots += 1
-        return Tensor(base.shape, base.elements, base.width, base.store, self._slots, base.grad)
+        self._grad_ids += 1
+        return Tensor(base.shape, base.elements, base.width, base.store, self._grad_ids, base.grad)
 
     def param(self, size: int) -> int:
         """Register a trained parameter; returns its index, which only operations understand."""

@@ -20,9 +20,8 @@ from slurm_gpumem.estimators.corrected.similar import (
 from slurm_gpumem.estimators.corrected.similar import packaged as packaged_models
 from slurm_gpumem.estimators.margin import REFERENCE_CONTEXT_MIB, GroupMargin, request_at
 from slurm_gpumem.estimators.margin import packaged as packaged_margins
-from slurm_gpumem.estimators.structural.estimator import estimate_with
+from slurm_gpumem.estimators.structural.estimator import Replay, estimate_with
 from slurm_gpumem.estimators.structural.layers.class_names import family_of
-from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import ACTIVATIONS
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, Margin, TrainingJob

@@ -34,8 +34,7 @@ from typing import (
     Tuple,
 )
 
-from slurm_gpumem.data import data_file
-from slurm_gpumem.estimators.fitted_file import fitted
+from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.summaries.types import ModelSummary
 
 FILE = "similar-models.json"
@@ -170,7 +169,7 @@ def classes_of(summary: ModelSummary) -> FrozenSet[str]:
 @lru_cache(maxsize=1)
 def packaged() -> SimilarModels:
     """Those of the package's own measurements."""
-    return fitted(data_file("models", FILE), FORMAT, from_json)
+    return fitted(data_file("models/fitted", FILE), FORMAT, from_json)
 
 
 class _Groups(Mapping[str, Tuple[Profile, ...]]):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Optional, Tuple
 
-from slurm_gpumem.estimators.known.fingerprint import key_of
-from slurm_gpumem.estimators.known.store import KnownModel, find
+from slurm_gpumem.estimators.known.store import KnownModel, find, key_of
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -40,7 +39,7 @@ def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
     trace = None if known is None else _trace_for(known, job)
     if known is None or trace is None:
         return summary
-    from slurm_gpumem.estimators.traced.older_torch import lacks_attention  # seldom needed
+    from slurm_gpumem.estimators.traced.estimator import lacks_attention  # seldom needed
 
     if lacks_attention(trace, job.torch):
         return summary

@@ -1,6 +1,7 @@
 """The file of known models: which summaries are which model's, and each model's traced steps.
 
-    gpumem-known-models/1\n
+    gpumem-known-models/1
+
     number of keys, number of models (4 bytes each, little-endian)
     keys in order: key (8 bytes), model (2 bytes), size (2 bytes: its place among the model's sizes)
     where each model's part begins (4 bytes each), and the end of the last
@@ -17,15 +18,126 @@ import os
 import struct
 from bisect import bisect_left
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from slurm_gpumem.data import FOLDERS, data_file
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.known.fingerprint import KEY_BYTES
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.leaf_classes import is_leaf_kind
+from slurm_gpumem.summaries.parsers.own import trace_content, trace_of
+from slurm_gpumem.summaries.trace_types import CATEGORIES, Kernel, Site, Trace, TracedJob
+from slurm_gpumem.summaries.types import UNKNOWN_KIND, Layer, ModelSummary
 
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.trace_types import Trace
+
+
+# Keys of a model: equal for all summaries of it by one way of printing, different for any other model.
+#
+# A key hashes every row that the summary shows, in order: class, depth, parameters and the size of a
+# sample's output, or, where a summary has no shapes, class, depth and arguments. One changed layer, width
+# or size changes it.
+
+KEY_BYTES = 8
+FEWEST_ROWS = 8
+"""A summary with fewer rows is no sign of a certain model."""
+SHALLOWEST = 2
+"""Summaries cut at a smaller depth show too little."""
+
+
+def key_of(summary: ModelSummary) -> bytes:
+    """The key of a summary; empty where it does not show enough."""
+    layers = summary.layers
+    if len(layers) < FEWEST_ROWS or not summary.complete or any(one.kind == UNKNOWN_KIND for one in layers):
+        return b""
+    if not summary.shows.nesting:
+        return _key("flat", _flat(summary))
+    deepest = max(layer.depth for layer in layers)
+    if deepest < SHALLOWEST:
+        return b""
+    if summary.has_shapes:
+        return _key("shapes", _shaped(summary, deepest))
+    if any(layer.attributes for layer in layers):
+        return _key("printed", _printed(layers))
+    return _key("tree", _tree(layers, deepest))
+
+
+def keys_at_depths(summary: ModelSummary) -> List[bytes]:
+    """The keys that the same text has when it is cut at each smaller depth, and its own."""
+    rows = _shaped if summary.has_shapes else lambda of, deepest: _tree(of.layers, deepest)
+    name = "shapes" if summary.has_shapes else "tree"
+    deepest = max(layer.depth for layer in summary.layers)
+    found = [_key(name, rows(summary, depth)) for depth in range(SHALLOWEST, deepest + 1)]
+    return [key for key in found if key]
+
+
+def _key(name: str, rows: Iterable[Tuple[object, ...]]) -> bytes:
+    from slurm_gpumem.digest import blake2b  # here, because most submissions need none
+
+    digest, count = blake2b(name.encode(), digest_size=KEY_BYTES), 0
+    for row in rows:
+        digest.update("|".join(map(str, row)).encode("utf-8", "backslashreplace") + b"\n")
+        count += 1
+    return digest.digest() if count >= FEWEST_ROWS else b""
+
+
+def _shaped(summary: ModelSummary, deepest: int) -> Iterator[Tuple[object, ...]]:
+    """Rows down to a depth; what lies below it counts as parameters of the last row above."""
+    sums = _params_below(summary.layers)
+    for layer, params in zip(summary.layers, sums):
+        if layer.depth <= deepest:
+            # Of containers tools show different ones of several outputs.
+            size = _sample(summary, layer) if is_leaf_kind(layer.kind) else ""
+            yield layer.depth, layer.kind, params, int(layer.repeated), size
+
+
+def _flat(summary: ModelSummary) -> Iterator[Tuple[object, ...]]:
+    """Layers that compute, in the order of their calls."""
+    for layer in summary.layers:
+        if is_leaf_kind(layer.kind):
+            yield layer.kind, layer.params, _sample(summary, layer)
+
+
+def _printed(layers: Tuple[Layer, ...]) -> Iterator[Tuple[object, ...]]:
+    for layer in layers:
+        yield layer.depth, layer.kind, layer.attributes
+
+
+def _tree(layers: Tuple[Layer, ...], deepest: int) -> Iterator[Tuple[object, ...]]:
+    """Modules and their parameters in the order of definition, as torchinfo shows them without an input."""
+    for layer, params in zip(layers, _params_below(layers)):
+        if layer.depth <= deepest:
+            yield layer.depth, layer.kind, params
+
+
+def _params_below(layers: Tuple[Layer, ...]) -> List[int]:
+    """Each row's own parameters and those of all rows below it."""
+    sums = [layer.params for layer in layers]
+    parents: List[int] = []
+    for at, layer in enumerate(layers):
+        while parents and layers[parents[-1]].depth >= layer.depth:
+            parents.pop()
+        for parent in parents:
+            sums[parent] += layer.params
+        parents.append(at)
+    return sums
+
+
+def _sample(summary: ModelSummary, layer: Layer) -> str:
+    return ",".join(str(summary.elements(shape, 1)) for shape in layer.outputs[:1])
+
 
 FORMAT = b"gpumem-known-models/1\n"
 FILE = "known-models.bin"
@@ -59,7 +171,6 @@ class KnownModel(NamedTuple):
 
     def trace(self, job: TrainingJob) -> Optional[Trace]:
         """Its steps as the job trains it; None where such a training was not traced."""
-        from slurm_gpumem.estimators.known.codec import STORED_AS, decode
 
         line = self.lines.get(f"{self.size} {STORED_AS[job.precision]}")
         if line is None:
@@ -177,3 +288,143 @@ class _Rows(Sequence[bytes]):
 
     def __getitem__(self, at: Any) -> Any:
         return self.data[at * _ROW.size : at * _ROW.size + KEY_BYTES]
+
+
+# Traces of known models in little space, and as the training that somebody asks about.
+#
+# Millions of allocations fit into a few megabytes because networks repeat themselves. To let a compressor
+# see that, a trace is written without the names of layers, a release names its block by its place among the
+# blocks that are alive (the newest is -1), and the optimizer's part is left out: it is the same for all
+# models, one state after the other for each parameter, then lists of temporaries (`estimators/types.py`).
+
+_OPTIMIZER = "optimizer"
+_LEFT_OUT = ("job", "modules", "events", "sites", "phases")
+HALF = {"amp-fp16": "fp16", "amp-bf16": "bf16"}
+STORED_AS = {"fp32": "fp32", "tf32": "fp32", "amp-fp16": "amp-bf16", "amp-bf16": "amp-bf16", "bf16": "bf16"}
+"""Which stored trace answers for a precision: the two kinds of AMP allocate the same."""
+
+
+def encode(trace: Trace) -> Dict[str, Any]:
+    """A trace as few different numbers."""
+    sites, numbers = _merged(trace)
+    content = trace_content(trace._replace(sites=tuple(sites), events=()))
+    alive: List[int] = []
+    events: List[int] = []
+    phases: List[Tuple[int, str, int]] = []
+    starts = {phase.event: phase for phase in trace.phases}
+    block, skipped, now = 0, set(), trace.phases[0]
+    for index, value in enumerate(trace.events):
+        if index in starts:
+            now = starts[index]
+            phases.append((len(events), now.name, now.step))
+        if value >= 0:
+            if now.name == _OPTIMIZER:
+                skipped.add(block)
+            else:
+                events.append(numbers[value])
+                alive.append(block)
+            block += 1
+        elif block + value in skipped:
+            skipped.remove(block + value)
+        else:
+            # Most that is released is young.
+            place = next(back for back in range(1, len(alive) + 1) if alive[-back] == block + value)
+            events.append(-place)
+            del alive[-place]
+    found = {name: value for name, value in content.items() if name not in _LEFT_OUT}
+    found["sites"] = [[row[0], row[1], *row[3:]] for row in content["sites"]]
+    return {**found, "phases": phases, "events": events}
+
+
+def parameters(trace: Trace) -> List[int]:
+    """Elements of each trainable parameter in the optimizer's order, from a trace with Adam's two states."""
+    width = 2 if trace.job.precision == "bf16" else 4
+    begins = [phase.event for phase in trace.phases] + [len(trace.events)]
+    at = next(at for at, phase in enumerate(trace.phases) if phase.name == _OPTIMIZER)
+    sites = [trace.sites[value] for value in trace.events[begins[at] : begins[at + 1]] if value >= 0]
+    states = [site.bytes[0] for site in sites if site.operator.endswith("zeros_like")]
+    pairs = list(zip(states[::2], states[1::2]))
+    if len(states) % 2 or any(one != two for one, two in pairs):
+        raise ValueError("the optimizer's states are not two for each parameter")
+    return [one // width for one, _ in pairs]
+
+
+def decode(content: Mapping[str, Any], params: Sequence[int], batch: int, job: TrainingJob) -> Trace:
+    """The trace for a job's optimizer and precision; ValueError and the like where something is damaged."""
+    rule, width = job.optimizer_rule, job.weight_bytes
+    traced = TracedJob(batch, optimizer=job.optimizer, precision=job.precision)
+    sites = [[row[0], row[1], 0, *row[2:]] for row in content["sites"]]
+    of_size: Dict[int, int] = {}
+    for count in params:
+        if count not in of_size:
+            of_size[count] = len(sites)
+            sites.append([[count * width], len(content["operators"]), 0, CATEGORIES.index(_OPTIMIZER)])
+    updates = [of_size[count] for count in params]
+    starts: Dict[int, List[Tuple[str, int]]] = {}
+    for event, name, step in content["phases"]:
+        starts.setdefault(event, []).append((name, step))
+    events: List[int] = []
+    phases: List[Tuple[int, str, int]] = []
+    alive: List[int] = []
+    block, first = 0, True
+    for index, value in enumerate([*content["events"], None]):
+        for name, step in starts.get(index, ()):
+            phases.append((len(events), name, step))
+            if name == _OPTIMIZER:
+                states = [site for site in updates for _ in range(rule.states)] if first else []
+                passing = updates * rule.temporaries
+                # A list releases its members from the last to the first.
+                events += [*states, *passing, *range(-1, -len(passing) - 1, -1)]
+                block += len(states) + len(passing)
+                first = False
+        if value is None:
+            break
+        if value >= 0:
+            alive.append(block)
+            events.append(value)
+            block += 1
+        else:
+            events.append(alive.pop(value) - block)
+    document = {
+        **content,
+        "job": {"batch": batch},
+        "operators": [*content["operators"], f"optimizer::{job.optimizer}"],
+        "modules": [""],
+        "sites": sites,
+        "events": events,
+        "phases": [list(phase) for at, phase in enumerate(phases) if not _is_empty(phases, at, len(events))],
+    }
+    trace = trace_of(document)._replace(job=traced)
+    return _half(trace, HALF[job.precision]) if job.amp else trace
+
+
+def _is_empty(phases: Sequence[Tuple[int, str, int]], at: int, events: int) -> bool:
+    return phases[at][0] == (phases[at + 1][0] if at + 1 < len(phases) else events)
+
+
+def _merged(trace: Trace) -> Tuple[List[Site], List[int]]:
+    """Sites without their layers, each once, and their numbers for the trace's; the optimizer's too."""
+    places: Dict[Site, int] = {}
+    numbers = []
+    for site in trace.sites:
+        plain = site._replace(module="")
+        numbers.append(places.setdefault(plain, len(places)))
+    return list(places), numbers
+
+
+def _half(trace: Trace, dtype: str) -> Trace:
+    """The same step with the other type of half precision."""
+
+    def changed(site: Site) -> Site:
+        conv = site.convolution
+        if conv is None or conv.dtype not in HALF.values() or conv.dtype == dtype:
+            return site
+        return site._replace(convolution=conv._replace(dtype=dtype))
+
+    def moved(kernel: Kernel) -> Kernel:
+        return kernel._replace(dtype=dtype) if kernel.dtype in HALF.values() else kernel
+
+    return trace._replace(
+        sites=tuple(changed(site) for site in trace.sites),
+        kernels=tuple(moved(kernel) for kernel in trace.kernels),
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Iterable, Mapping, Tuple
 
-from slurm_gpumem.estimators.published.gpumemnet.features import TRANSFORMER, counted, family_of
+from slurm_gpumem.estimators.published.features import TRANSFORMER, counted, family_of
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.types import Layer, ModelSummary

@@ -86,17 +86,17 @@ def _leaf(walk: Walk, node: Node) -> None:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
         post = bool(walk.scopes) and walk.scopes[-1].post_norm
-        if walk.stream is not None and (post or walk.stream.slot != x.slot):
+        if walk.stream is not None and (post or walk.stream.grad_id != x.grad_id):
             walk.stream = out
         return
     out = walk.give(rule_for(row)(walk, row, x))
-    walk.sources[out.slot] = x
+    walk.sources[out.grad_id] = x
     if node.activated is not None:
-        walk.activated.add(walk.give(rule_for(node.activated)(walk, node.activated, walk.take(out))).slot)
+        walk.activated.add(walk.give(rule_for(node.activated)(walk, node.activated, walk.take(out))).grad_id)
         return
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
-        walk.activated.add(out.slot)
-        if x.slot in walk.halves and not attends:
+        walk.activated.add(out.grad_id)
+        if x.grad_id in walk.halves and not attends:
             # One half, activated, gates the other.
             walk.multiply(out, x)
         elif walk.scopes and walk.scopes[-1].entry is x and walk.scopes[-1].kind == "NormFreeBlock":
@@ -107,9 +107,9 @@ def _parallel(walk: Walk, taken: Optional[Shape]) -> Optional[Tensor]:
     """The earlier of two results of layers that widen one tensor: activated, it scales the other."""
     cur = walk.cur
     first = walk.waiting(cur) if taken is None or taken == cur.shape else None
-    if first is None or cur.slot in walk.activated or first.slot in walk.activated:
+    if first is None or cur.grad_id in walk.activated or first.grad_id in walk.activated:
         return None
-    source, other = walk.sources.get(cur.slot), walk.sources.get(first.slot)
+    source, other = walk.sources.get(cur.grad_id), walk.sources.get(first.grad_id)
     if source is None or other is None or source.shape != other.shape or cur.elements <= source.elements:
         return None
     return first
@@ -166,7 +166,7 @@ def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
         x = walk.take(walk.give(walk.tape.op((walk.take(x),), wide, alias=True)))
     if inside and _convolved(walk, x):
         return x
-    if stream is not None and inside and _same_tokens(stream, x) and stream.slot != x.slot:
+    if stream is not None and inside and _same_tokens(stream, x) and stream.grad_id != x.grad_id:
         x = walk.take(walk.add(_branch(walk, x), stream))
     if inside:
         walk.stream = x
@@ -195,7 +195,7 @@ def _same_tokens(left: Tensor, right: Tensor) -> bool:
 def _branch(walk: Walk, x: Tensor) -> Tensor:
     """What a block does to a branch before it is added: a dropout without a row, a learned scale."""
     scope = walk.scopes[-1]
-    if x.slot == scope.entry.slot:
+    if x.grad_id == scope.entry.grad_id:
         return x
     if named("functional-dropout", scope.kind):
         kept = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
@@ -285,7 +285,7 @@ def _container(walk: Walk, node: Node) -> None:
     _finish(walk, node, scope, own, adds and not merged)
     walk.scopes.pop()
     walk.tape.hold(entry)
-    walk.sources[walk.cur.slot] = entry
+    walk.sources[walk.cur.grad_id] = entry
     walk.give(walk.cur)
     if walk.job.checkpointing and may_add_input(row.kind):
         _checkpoint(walk, first_op)
@@ -341,18 +341,18 @@ def _add_all(walk: Walk, made: List[Tensor]) -> None:
     for first in made[:1]:
         walk.cur = first
         for other in made[1:]:
-            if other.shape == first.shape and other.slot != walk.cur.slot:
+            if other.shape == first.shape and other.grad_id != walk.cur.grad_id:
                 walk.add(walk.cur, other)
 
 
 def _merge_shortcut(walk: Walk, scope: Scope, *, in_place: bool) -> bool:
     """Add the block's input, or what its shortcut made of it, to the result of its other layers."""
     cur = walk.cur
-    waiting = [t for t in scope.unused.values() if t.slot != cur.slot and t.shape == cur.shape]
+    waiting = [t for t in scope.unused.values() if t.grad_id != cur.grad_id and t.shape == cur.shape]
     other: Optional[Tensor] = None
     if waiting:
         other = waiting[-1]
-    elif scope.entry.shape == cur.shape and scope.entry.slot != cur.slot:
+    elif scope.entry.shape == cur.shape and scope.entry.grad_id != cur.grad_id:
         other = scope.entry
     if other is None:
         return False
@@ -369,7 +369,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         walk.param(own, trainable=row.trainable)
     elif own:
         params = walk.param(own, trainable=row.trainable)
-        if len(cur.shape) > 1 and own in (cur.shape[1], cur.shape[-1]) and cur.slot != entry.slot:
+        if len(cur.shape) > 1 and own in (cur.shape[1], cur.shape[-1]) and cur.grad_id != entry.grad_id:
             # A learned scale of the block's output.
             out = walk.tape.new(cur.shape, cur.elements, max(cur.width, walk.wide))
             walk.take(cur)
@@ -393,7 +393,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
     elif adds and cur.shape == shape and not (scope.post_norm and walk.stream is cur):
         norms = [child for child in node.children if family_of(child.row.kind) in _TRANSFORMER_NORMS]
         if norms and walk.stream is not None and _same_tokens(walk.stream, cur):
-            if walk.stream.slot != cur.slot:
+            if walk.stream.grad_id != cur.grad_id:
                 walk.stream = walk.add(_branch(walk, cur), walk.stream)
         else:
             _merge_shortcut(walk, scope, in_place=False)

@@ -191,7 +191,7 @@ class _Gradients:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._owners: Dict[int, int] = {}
-        self._by_slot: Dict[int, int] = {}
+        self._by_grad_id: Dict[int, int] = {}
         self._count = FLOWING
 
     def make(self, tensor: Tensor) -> int:
@@ -208,7 +208,7 @@ class _Gradients:
 
     def take(self, tensor: Tensor) -> Optional[int]:
         """The summed gradient of `tensor`, which its operation now consumes."""
-        return self._by_slot.pop(tensor.slot, None)
+        return self._by_grad_id.pop(tensor.grad_id, None)
 
     def release(self, key: int) -> None:
         """One holder less."""
@@ -219,21 +219,21 @@ class _Gradients:
 
     def accumulate(self, tensor: Tensor, key: int) -> None:
         """Autograd's sum over several consumers: in place if the first gradient has no other owner."""
-        old = self._by_slot.get(tensor.slot)
+        old = self._by_grad_id.get(tensor.grad_id)
         if old is None:
-            self._by_slot[tensor.slot] = key
+            self._by_grad_id[tensor.grad_id] = key
         elif old != key and self._owners[old] == 1:
             self.release(key)
         else:
-            self._by_slot[tensor.slot] = self.make(tensor)
+            self._by_grad_id[tensor.grad_id] = self.make(tensor)
             self.release(old)
             self.release(key)
 
     def drop_rest(self) -> None:
         """Free gradients that no operation consumed further."""
-        for key in self._by_slot.values():
+        for key in self._by_grad_id.values():
             self.release(key)
-        self._by_slot.clear()
+        self._by_grad_id.clear()
 
 
 class _Segments:

@@ -63,7 +63,7 @@ class Walk:
         self.halves: Set[int] = set()
         """Slots of views of one half."""
         self.sources: Dict[int, Tensor] = {}
-        """By the slot of a module's result: what the module took."""
+        """By the gradient of a module's result: what the module took."""
         self.head = 64
         """Width of an attention head; the common one unless a row shows it."""
         self.rotary = False
@@ -110,13 +110,13 @@ class Walk:
         self.cur = out
         self.recent[out.shape] = out
         if self.scopes:
-            self.scopes[-1].unused[out.slot] = out
+            self.scopes[-1].unused[out.grad_id] = out
         return out
 
     def take(self, tensor: Tensor) -> Tensor:
         """Note that an operation consumes `tensor`."""
         for scope in reversed(self.scopes):
-            if scope.unused.pop(tensor.slot, None) is not None:
+            if scope.unused.pop(tensor.grad_id, None) is not None:
                 break
         return tensor
 
@@ -204,21 +204,21 @@ class Walk:
         if not self.scopes:
             return None
         scope = self.scopes[-1]
-        if cur.slot not in scope.unused or len(scope.unused) < 2:
+        if cur.grad_id not in scope.unused or len(scope.unused) < 2:
             return None
-        for slot, tensor in reversed(scope.unused.items()):
-            if slot != cur.slot and tensor.shape == cur.shape and tensor.store != cur.store:
+        for grad_id, tensor in reversed(scope.unused.items()):
+            if grad_id != cur.grad_id and tensor.shape == cur.shape and tensor.store != cur.store:
                 return tensor
         return None
 
     def combine(self, cur: Tensor, other: Tensor) -> Tensor:
         """Two parallel results: an activation gates the other, anything else is added."""
-        if cur.slot in self.activated or other.slot in self.activated:
+        if cur.grad_id in self.activated or other.grad_id in self.activated:
             return self.multiply(cur, other)
         return self.add(cur, other)
 
     def _existing(self, shape: Shape) -> Optional[Tensor]:
-        if self.holds(shape) and self.cur.slot in self.scopes[-1].unused:
+        if self.holds(shape) and self.cur.grad_id in self.scopes[-1].unused:
             # The latest result in another shape: not the container's input, although that has the shape.
             return self.tape.view(self.take(self.cur), shape)
         if self.scopes:
@@ -262,7 +262,11 @@ class Walk:
     def joined(self, shape: Shape) -> Optional[Tensor]:
         """The result of a container's last layer joined with other results, as one tensor of `shape`."""
         cur = self.cur
-        if not self.scopes or cur.slot == self.scopes[-1].entry.slot or cur.elements >= self.count(shape):
+        if (
+            not self.scopes
+            or cur.grad_id == self.scopes[-1].entry.grad_id
+            or cur.elements >= self.count(shape)
+        ):
             return None
         return self.take(self._derived(shape)) if len(self._parts_of(shape)) > 1 else None
 
@@ -270,12 +274,12 @@ class Walk:
         """A part of the channels as a view: the whole stays alive as long as the part is needed."""
         part = self.tape.part(self.cur, shape, self.count(shape))
         self.recent[shape] = part
-        self.halves.add(part.slot)
+        self.halves.add(part.grad_id)
         return self.tape.op((self.take(self.cur),), part)
 
     def holds(self, shape: Shape) -> bool:
         """Whether the latest result of this container has as many numbers as `shape`."""
-        if not self.scopes or self.cur.slot == self.scopes[-1].entry.slot:
+        if not self.scopes or self.cur.grad_id == self.scopes[-1].entry.grad_id:
             return False
         return self.cur.shape != shape and self.cur.elements == self.count(shape)
 
@@ -303,7 +307,10 @@ class Walk:
             if not fits(cur):
                 continue
             unused = [
-                t for scope in self.scopes for t in scope.unused.values() if t.slot != cur.slot and fits(t)
+                t
+                for scope in self.scopes
+                for t in scope.unused.values()
+                if t.grad_id != cur.grad_id and fits(t)
             ]
             missing = shape[axis] - cur.shape[axis]
             # All unused results; the nearest unused results until they are enough; or one older tensor.

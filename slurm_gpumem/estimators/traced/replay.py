@@ -9,8 +9,7 @@ from slurm_gpumem.estimators.allocator.allocator import FREE, AllocatorStats, Ca
 from slurm_gpumem.estimators.allocator.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
-from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
-from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
+from slurm_gpumem.estimators.workspaces.convolutions import reduction_bytes, workspace_bytes
 from slurm_gpumem.summaries.trace_types import Convolution, Phase, Site, Trace, evaluate
 from slurm_gpumem.units import MIB
 
@@ -68,7 +67,7 @@ def _released(trace: Trace) -> Set[int]:
 def _places(trace: Trace) -> List[Tuple[int, _Place]]:
     """Of each block in the order of allocation: its step and its place in it."""
     numbers: Dict[Tuple[str, str, str], int] = {}
-    kinds = [
+    numbers_of_sites = [
         numbers.setdefault((site.operator, site.module, site.category), len(numbers)) for site in trace.sites
     ]
     found: List[Tuple[int, _Place]] = []
@@ -78,9 +77,9 @@ def _places(trace: Trace) -> List[Tuple[int, _Place]]:
         seen = counts.setdefault((step, name), [0] * len(numbers))
         for value in trace.events[begin:end]:
             if value >= 0:
-                kind = kinds[value]
-                seen[kind] += 1
-                found.append((step, (name, kind, seen[kind])))
+                number = numbers_of_sites[value]
+                seen[number] += 1
+                found.append((step, (name, number, seen[number])))
     return found
 
 

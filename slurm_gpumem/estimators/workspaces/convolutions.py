@@ -4,19 +4,161 @@ cuDNN's fast kernels need channels last and aligned channels: for other layouts 
 weight into their workspace; gradients of weights are summed in parts. cuDNN picks the kernel by its own
 heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
 (lab/fit/workspaces.py), predict which of these sums a call needs; the median of their answers counts.
-Gradients of weights by Fourier transforms have trees of their own (fourier.py).
+Gradients of weights by Fourier transforms have trees of their own.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import zlib
+from array import array
 from functools import lru_cache
 from math import log2, prod
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar, Union
 
 from slurm_gpumem.data import data_file
-from slurm_gpumem.estimators.workspaces import fourier
-from slurm_gpumem.estimators.workspaces.number_files import COLUMNS, Tree, read_as, trees_of
-from slurm_gpumem.summaries.trace_types import CALLS, Convolution, evaluate
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators.workspaces.benchmark import MOST_NUMBERS, transformed
+from slurm_gpumem.summaries.trace_types import CALLS, Convolution, Reduction, evaluate
+
+# Which gradients of weights cuDNN computes by Fourier transforms without being asked to try algorithms.
+#
+# In single precision cuDNN's heuristics pick them for some narrow layers with many samples. The workspace is
+# then exactly that of benchmark.py's rule, up to twenty times input and output. All that were measured have
+# kernels of more than one tap, nearly all channels first. Small trees say how likely a call is one of them
+# (lab/fit/fourier.py). The gradient of the input also has such cases, but trees did not find those of
+# channels that they had not seen.
+
+FOURIER_FILE = "cudnn-fourier.bin"
+FOURIER_FORMAT = "gpumem-cudnn-fourier/1"
+FROM = 0.4
+"""Mean of the trees from which a call is taken for one: what was off by fewest bytes on calls left out."""
+FOURIER_FEATURES = ("transforms against input and output", "transforms")
+"""What the trees look at beside FEATURES: logarithms of bytes."""
+
+
+def weight_bytes(convolution: Convolution, rows: int) -> int:
+    """Bytes of the weight's gradient by Fourier transforms; 0 where cuDNN does not pick them by itself."""
+    c = convolution
+    if c.dtype != "fp32" or c.channels_last or c.transposed or prod(c.kernel) == 1:
+        return 0
+    found, numbers = transformed(c._replace(call="weight", batch=(0, 1)), rows)
+    return found if numbers < MOST_NUMBERS else 0  # none with more was seen to be picked
+
+
+def with_transforms(values: Sequence[float], transforms: int, both: int) -> Sequence[float]:
+    """What the trees look at: FEATURES, and bytes of transforms, input and output."""
+    return (*values, log2(transforms / max(both, 1)), log2(transforms))
+
+
+def picked(values: Sequence[float], transforms: int, both: int) -> bool:
+    """Whether a call is taken for one by Fourier transforms."""
+    asked, trees = with_transforms(values, transforms, both), _trees()
+    return sum(tree.thresholds[tree.leaf(asked)] for tree in trees) / len(trees) > FROM
+
+
+@lru_cache(maxsize=1)
+def _trees() -> Tuple[Tree, ...]:
+    return read_as(data_file("models/fitted", FOURIER_FILE), FOURIER_FORMAT, fourier_from_columns)
+
+
+def fourier_from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Tuple[Tree, ...]:
+    """The trees of a file, whose leaves are shares of such calls; ValueError if it has another format."""
+    if (
+        header["format"] != FOURIER_FORMAT
+        or tuple(header["features"][-len(FOURIER_FEATURES) :]) != FOURIER_FEATURES
+    ):
+        raise ValueError("format or features are others")
+    if not columns or len(columns) % len(COLUMNS):
+        raise ValueError("its trees are not whole")
+    return tuple(trees_of(columns))
+
+
+# Files of many numbers that are read at every estimate: one line of JSON, then columns of numbers as bytes.
+#
+# Reading hundreds of thousands of numbers as text would take longer than an estimate. The line is a table
+# with `columns`, a list of [type code of `array`, count], and `crc32` of the bytes that follow:
+# little-endian, column after column.
+
+T = TypeVar("T")
+
+
+def read_columns(path: Union[str, os.PathLike[str]]) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
+    """A file's header and columns; OSError or ValueError if it is not such a file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    begin = data.index(b"\n") + 1
+    header, rest = json.loads(data[:begin]), memoryview(data)[begin:]
+    if zlib.crc32(rest) != header["crc32"]:
+        raise ValueError("it is damaged")
+    columns: List[Sequence[Any]] = []
+    at = 0
+    for code, count in header["columns"]:
+        column = array(code)
+        end = at + column.itemsize * count
+        column.frombytes(rest[at:end])
+        columns.append(little_endian(column))
+        at = end
+    return header, columns
+
+
+def read_as(path: str, sort: str, make: Callable[[Dict[str, Any], List[Sequence[Any]]], T]) -> T:
+    """The result of `make` for a file of the package; ConfigError names one that is missing or damaged."""
+    try:
+        return make(*read_columns(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read as {sort}: {error}; install slurm-gpumem again") from None
+
+
+def little_endian(column: array[Any]) -> array[Any]:
+    """The column with its bytes as a file has them, or the other way round; changed in place."""
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
+
+
+# -- Decision trees: three columns of numbers each, node by node
+
+COLUMNS = ("b", "f", "H")
+"""Type codes of a tree's columns in a file."""
+BEYOND = 65535
+"""Used instead of a leaf's bytes beyond its sum, which are fewer: a separate tree predicts them."""
+
+
+class Tree(NamedTuple):
+    """One decision tree; a node without a feature is a leaf."""
+
+    features: Sequence[int]
+    """Index of the feature that a node tests; -1 - base for a leaf."""
+    thresholds: Sequence[float]
+    """Values up to this go left; for a leaf the multiple of its base."""
+    rights: Sequence[int]
+    """The right child of a node (the left one is the next node); for a leaf the bytes beyond, or BEYOND."""
+
+    def bytes(self, values: Sequence[float], bases: Sequence[float], beyond: Tree) -> float:
+        """The leaf's answer for these values; `beyond` predicts partial sums over the batch."""
+        node = self.leaf(values)
+        more: float = self.rights[node]
+        if more == BEYOND:
+            more = beyond.thresholds[beyond.leaf(values)]
+        return self.thresholds[node] * bases[-1 - self.features[node]] + more
+
+    def leaf(self, values: Sequence[float]) -> int:
+        """The leaf that these values lead to."""
+        features, thresholds, rights = self.features, self.thresholds, self.rights
+        node, feature = 0, features[0]
+        while feature >= 0:
+            node = node + 1 if values[feature] <= thresholds[node] else rights[node]
+            feature = features[node]
+        return node
+
+
+def trees_of(columns: Sequence[Sequence[Any]]) -> List[Tree]:
+    """The trees of a file's columns, which come one after the other."""
+    return [Tree(*columns[at : at + len(COLUMNS)]) for at in range(0, len(columns), len(COLUMNS))]
+
 
 FILE = "cudnn-workspaces.bin"
 FORMAT = "gpumem-cudnn-workspaces/4"
@@ -112,9 +254,9 @@ def _of_any_call(convolution: Convolution) -> Convolution:
 def _bytes(call: str, convolution: Convolution, rows: int) -> int:
     if convolution.dtype == "fp64" and not convolution.channels_last:
         return _of_doubles(call, convolution, rows)
-    whole = fourier.weight_bytes(convolution, rows) if call == "weight" else 0
+    whole = weight_bytes(convolution, rows) if call == "weight" else 0
     asked = Call(convolution, rows)
-    if whole and fourier.picked(_numbers(convolution, rows)[0], whole, asked.data + asked.output):
+    if whole and picked(_numbers(convolution, rows)[0], whole, asked.data + asked.output):
         return whole
     return _usual(call, convolution, rows)
 
@@ -209,7 +351,7 @@ def _log(value: float) -> float:
 
 @lru_cache(maxsize=1)
 def _forests() -> Mapping[str, Forest]:
-    return read_as(data_file("models", FILE), FORMAT, from_columns)
+    return read_as(data_file("models/fitted", FILE), FORMAT, from_columns)
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Dict[str, Forest]:
@@ -228,3 +370,42 @@ def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) ->
         found[call] = Forest(tuple(trees[: count - 1]), trees[count - 1])
         trees = trees[count:]
     return found
+
+
+# The buffer in global memory through which thread blocks share the work of PyTorch's sums.
+#
+# The launch configuration is PyTorch's own (aten/src/ATen/native/cuda/Reduce.cuh), for sums, means and norms
+# that do not run along adjacent numbers: threads are assigned along the outputs, blocks split the inputs.
+
+_MOST_THREADS = 512
+_WARP = 32
+_THREADS_PER_SM = 2048
+_LEAST_VALUES, _MOST_VALUES = 16, 256
+
+
+def reduction_bytes(reduction: Reduction, batch: int, sms: int) -> int:
+    """Bytes of the buffer at a batch size; 0 if one block does it all."""
+    inputs, outputs = evaluate(reduction.inputs, batch), evaluate(reduction.outputs, batch)
+    vector = reduction.vector
+    if not inputs or not outputs:
+        return 0
+    most = _MOST_THREADS // vector
+    wide, high = _power(outputs // vector, most), _power(inputs, most)
+    width = min(wide, _WARP)
+    height = min(high, most // width)
+    width = min(wide, most // height)
+    values = inputs
+    if values < min(height * 16, _MOST_VALUES):
+        return 0
+    values = -(-inputs // height)
+    grid = -(-(outputs // vector) // width)
+    target = sms * (_THREADS_PER_SM // (width * height))
+    if values < _MOST_VALUES or grid > target:
+        return 0
+    blocks = max(min(-(-target // grid), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
+    return reduction.number * outputs * blocks * width * vector if blocks > 1 else 0
+
+
+def _power(number: int, most: int) -> int:
+    """The largest power of two that is not above a number, and not above `most`."""
+    return most if number >= most else 1 << (max(number, 1).bit_length() - 1)

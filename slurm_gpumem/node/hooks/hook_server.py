@@ -92,7 +92,6 @@ class Spooler:
 
 # A FIFO by which other processes wake a daemon of ours; it is open for both ends, so that neither waits.
 
-
 _READ_AT_ONCE = 65536
 """The most that Linux keeps in a pipe."""
 

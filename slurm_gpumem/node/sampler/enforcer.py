@@ -19,14 +19,13 @@ from slurm_gpumem.formats.job_record import CROWDED, OVERRUN, FaultEvent
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
-from slurm_gpumem.node.mps.client_exit import Exits
-from slurm_gpumem.node.mps.stuck_clients import Leftovers, wake
+from slurm_gpumem.node.mps.client_exit import Exits, Leftovers, wake
 from slurm_gpumem.node.processes import Process
 from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import JobUsage
 from slurm_gpumem.node.sources.base import GpuProcess
 from slurm_gpumem.slurm.client import Commands
-from slurm_gpumem.slurm.conf.config_show import kill_wait_s
+from slurm_gpumem.slurm.config_show import kill_wait_s
 
 # The memory limit that an MPS client brings in its environment, and whether it still is one.
 #

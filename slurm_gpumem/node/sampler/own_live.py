@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Set
 
 from slurm_gpumem.files import remove
-from slurm_gpumem.formats.live import Live, LiveJob
+from slurm_gpumem.formats.live import Live, LiveJob, OwnJob, OwnLive, write_own_live
 from slurm_gpumem.formats.mig_profiles import profile_name
-from slurm_gpumem.formats.own_live import OwnJob, OwnLive, write_own_live
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 
 

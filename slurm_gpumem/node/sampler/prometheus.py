@@ -84,7 +84,6 @@ def load_tally(path: Path) -> Tally:
 # The names are documented in docs/admin/monitoring.md and stay as they are. Sizes are bytes, shares are parts
 # of 1, as Prometheus wants them.
 
-
 GPU, JOB, JOB_ON_GPU, TALLY = "gpu", "job", "job on gpu", "tally"
 """Where a value is read from, each with labels of its own:
 
@@ -301,7 +300,6 @@ def _number(value: Number) -> str:
 
 
 # Keeps the node's counts and writes its metrics file, seldom; the sampler calls it.
-
 
 _EVERY_S = 15.0
 """Between two writes of the file: as often as Prometheus scrapes by default."""

@@ -36,8 +36,7 @@ from slurm_gpumem.node.mps.mps_limits import settle_limit
 from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.sampler.cpu_clock import CpuClock
 from slurm_gpumem.node.sampler.enforcer import Enforcer
-from slurm_gpumem.node.sampler.gpu_readings import Meter, Reading
-from slurm_gpumem.node.sampler.measured_slowdown import Alone, claimed_alone, trains
+from slurm_gpumem.node.sampler.gpu_readings import Alone, Meter, Reading, claimed_alone, trains
 from slurm_gpumem.node.sampler.own_live import OwnLiveFiles
 from slurm_gpumem.node.sampler.pid_to_job import Owners, job_of_user
 from slurm_gpumem.node.sampler.prometheus import Exporter

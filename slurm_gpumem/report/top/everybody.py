@@ -25,8 +25,7 @@ from slurm_gpumem.formats.job_record import (
 from slurm_gpumem.formats.live import Live, read_live
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.node.jobs import RunFolder, get
-from slurm_gpumem.report.top.own import accepted, queued_row
-from slurm_gpumem.report.top.types import TopGpu, TopJob, View, once
+from slurm_gpumem.report.top.own import TopGpu, TopJob, View, accepted, once, queued_row
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import parse_gres, units_per_gpu
 from slurm_gpumem.slurm.state.nodes import ask_nodes

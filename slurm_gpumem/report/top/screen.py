@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.report.top.types import TopGpu, TopJob, View
-from slurm_gpumem.terminal.bars import bar
+from slurm_gpumem.report.top.own import TopGpu, TopJob, View
+from slurm_gpumem.terminal.bars import GpuRow, Segment, bar, draw
 from slurm_gpumem.terminal.colour import Palette
-from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import clipped, count, printable
 from slurm_gpumem.units import duration, percent, short_mib
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Iterator, List, Mapping, Tuple
 
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.site.doctor.findings import Finding, critical, note, warning
 from slurm_gpumem.site.nodes import divided_gpus
@@ -26,7 +26,6 @@ from slurm_gpumem.slurm.state.nodes import (
     gives_whole_nodes,
 )
 
-_SHOWN = 5
 TYPED_STEPS = (23, 2, 0)
 """Measured on 22.05.8: srun steps of a typed share fail unless the node's shares have a type too."""
 
@@ -176,11 +175,11 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
     shared = {part for node in now.shared_nodes() for part in node.get("Partitions", "").split(",") if part}
     asked: dict[str, set[str]] = {}
     for job in now.jobs:
-        kinds = asked.setdefault(job.partition, set())
-        kinds |= {name for name in ("gpu", "shard", "mps") if re.search(rf"\b{name}\b", job.tres)}
+        names = asked.setdefault(job.partition, set())
+        names |= {gres for gres in ("gpu", "shard", "mps") if re.search(rf"\b{gres}\b", job.tres)}
     fix = "give whole-GPU jobs a partition with nodes of their own, or upgrade to 23.02.6 or later"
     why = f"Slurm {now.version_text} can start both on one GPU"
-    mixed = [name for name in sorted(shared) if _both_kinds(asked.get(name, set()))]
+    mixed = [name for name in sorted(shared) if _both_asked(asked.get(name, set()))]
     open_to_both = [name for name in sorted(shared) if name not in mixed]
     if mixed:
         what = f"whole-GPU and shared jobs are queued in partition{'s' * (len(mixed) > 1)} {', '.join(mixed)}"
@@ -191,8 +190,8 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
         yield warning("mixed-jobs", what, why, fix)
 
 
-def _both_kinds(kinds: set[str]) -> bool:
-    return "gpu" in kinds and bool(kinds & {"shard", "mps"})
+def _both_asked(names: set[str]) -> bool:
+    return "gpu" in names and bool(names & {"shard", "mps"})
 
 
 def spreading_exists(now: Snapshot) -> Iterator[Finding]:

@@ -122,7 +122,7 @@ def site_table_matches(now: Snapshot) -> Iterator[Finding]:
         if name not in table and "*" not in table:
             yield _stale(f"it does not know partition {name}")
         elif stated != cluster[name]:
-            yield _stale(f"partition {name} has {_kinds(cluster[name])}, it says {_kinds(stated)}")
+            yield _stale(f"partition {name} has {_shares(cluster[name])}, it says {_shares(stated)}")
     separator = "/" if now.version >= SLASH_SEPARATOR else ":"
     said_separator = now.lua.site.get("separator")
     if said_separator not in (separator, "nil"):
@@ -268,8 +268,10 @@ def _shares_by_partition(now: Snapshot, gres: str) -> Dict[str, Set[Tuple[str, i
     found: Dict[str, Set[Tuple[str, int]]] = {part["PartitionName"]: set() for part in now.partitions}
     for node in now.nodes:
         for name in node.get("Partitions", "").split(","):
-            kinds = {(kind, shares) for kind, _, shares in divided_gpus(node, gres) if shares}
-            found.setdefault(name, set()).update(kinds)
+            shares_of_types = {
+                (gpu_type, shares) for gpu_type, _, shares in divided_gpus(node, gres) if shares
+            }
+            found.setdefault(name, set()).update(shares_of_types)
     found.pop("", None)
     return found
 
@@ -284,8 +286,8 @@ def _file_of(key: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", key).lower() + ".sh"
 
 
-def _kinds(kinds: Set[Tuple[str, int]]) -> str:
-    return ", ".join(f"{kind or 'gpu'} with {shares}" for kind, shares in sorted(kinds)) or "no shares"
+def _shares(found: Set[Tuple[str, int]]) -> str:
+    return ", ".join(f"{gpu_type or 'gpu'} with {units}" for gpu_type, units in sorted(found)) or "no shares"
 
 
 def _stale(what: str) -> Finding:

@@ -3,19 +3,78 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.schema import SHARING
-from slurm_gpumem.errors import UnknownNameError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu, gpu_table, site_gpu_file
+from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
 from slurm_gpumem.site.doctor.findings import Finding, Severity, warning
 from slurm_gpumem.site.doctor.hosts import HostReport, takes_jobs
-from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.conf_file import parse
 from slurm_gpumem.slurm.gres import parse_gres
-from slurm_gpumem.slurm.node_names import fold_names
+from slurm_gpumem.slurm.node_names import expand_names, fold_names
 from slurm_gpumem.text import clipped
+
+
+class GresLine(NamedTuple):
+    """One line of gres.conf."""
+
+    nodes: Optional[List[str]]
+    """None for all nodes."""
+    name: str
+    kind: Optional[str]
+    files: List[str]
+    units: Optional[int]
+
+
+class GresFile(NamedTuple):
+    """The lines of gres.conf, as far as they can be read."""
+
+    lines: List[GresLine]
+    complete: bool
+    """False where something is left to detection or to another file: then nothing can be counted."""
+
+    def units(self, node: str, name: str) -> Optional[int]:
+        """How many a node has; None when the file does not say."""
+        found = [line for line in self._of(node) if line.name == name]
+        counts = [line.units if line.units is not None else len(line.files) or None for line in found]
+        if not self.complete or not found or None in counts:
+            return None
+        return sum(count for count in counts if count is not None)
+
+    def devices(self, node: str) -> List[str]:
+        """The device files of a node's GPUs."""
+        return [path for line in self._of(node) if line.name == "gpu" for path in line.files]
+
+    def _of(self, node: str) -> List[GresLine]:
+        return [line for line in self.lines if line.nodes is None or node in line.nodes]
+
+
+def parse_gres_conf(text: str) -> GresFile:
+    """Read the file; lines that are not ours are left out."""
+    lines: List[GresLine] = []
+    complete = True
+    for statement in parse("gres.conf", text):
+        if (statement.value("autodetect") or "off").lower() != "off" or statement.include:
+            complete = False
+        name, listed, count = (statement.value(key) for key in ("name", "nodename", "count"))
+        if name is None:
+            continue
+        try:
+            nodes = expand_names(listed) if listed is not None else None
+            several = statement.value("multiplefiles")
+            files = expand_names(several or statement.value("file") or "")
+        except UsageError:
+            complete = False
+            continue
+        if count is None and several:
+            count = "1"  # All of its files are one device: a MIG instance.
+        units = parse_gres(f"x:{count}") if count is not None else []
+        lines.append(GresLine(nodes, name, statement.value("type"), files, units[0][2] if units else None))
+    return GresFile(lines, complete)
+
 
 _OUR_REASONS = re.compile(r"(?i)gres/|prolog|epilog|count reported|batch job complete failure")
 _LONGEST_REASON = 80

@@ -9,8 +9,7 @@ import stat
 import sys
 from typing import Any, Dict
 
-from slurm_gpumem.site.doctor.probe_files import Settings, is_program, lineage, run
-from slurm_gpumem.site.doctor.probe_host import NOBODY, Host
+from slurm_gpumem.site.doctor.probe_host import NOBODY, Host, Settings, is_program, lineage, run
 
 _UNIT = "/etc/systemd/system/multi-user.target.wants/gpumem-sampler.service"
 _LIMIT_FUNCTION = "nvmlDeviceSetMemoryLimits_v1"

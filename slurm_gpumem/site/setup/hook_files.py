@@ -53,7 +53,6 @@ def _settings(running: Mapping[str, str]) -> Optional[str]:
 # A file with the name of the site's own gets copied over it sooner or later. So one that is not the site's
 # whole file with our changes in it has another name, and says in its first lines what it is.
 
-
 SUFFIX = ".part"
 _SITE_FILES = {
     "slurm.conf": "Put these lines into your slurm.conf, in the place of those that say otherwise.",

@@ -14,11 +14,16 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site import queue_order
-from slurm_gpumem.site.hidden_nodes import cloud_notes
 from slurm_gpumem.site.nodes import GpuGroup, MemoryOf, NodeGroup
 from slurm_gpumem.site.queue_order import flow_settings, has_patience
-from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf, refuse_pending_edits, same_gres
-from slurm_gpumem.site.setup.gres_conf import edit_gres_conf, in_device_order
+from slurm_gpumem.site.setup.conf_edit import (
+    Change,
+    edit_gres_conf,
+    edit_slurm_conf,
+    in_device_order,
+    refuse_pending_edits,
+    same_gres,
+)
 from slurm_gpumem.site.setup.hook_files import contents, hook_files, named, parts_among
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.setup.render import lua_table, new_site, node_gres, toml_file
@@ -42,8 +47,8 @@ from slurm_gpumem.site.setup.slurm_conf import (
     wanted_settings,
     words_of,
 )
-from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf.conf_file import Where
+from slurm_gpumem.site.snapshot import Snapshot, cloud_notes
+from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 HOOKS = "gpumem"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN
-from slurm_gpumem.site.doctor.probe_files import read_text
+from slurm_gpumem.site.doctor.probe_host import read_text
 from slurm_gpumem.site.queue_order import WORD
 from slurm_gpumem.site.setup.plan import SitePlan
 from slurm_gpumem.site.setup.render import shares_have_types

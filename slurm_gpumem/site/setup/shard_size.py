@@ -96,7 +96,6 @@ def _sizes(nodes: Sequence[Mapping[str, str]], memory_of: MemoryOf) -> List[int]
 
 # The share of a job whose memory is given by hand, for plain sbatch: setup works it out for Lua.
 
-
 NEW_SITE_ACTIVITY = 0.5
 """What setup writes for new sites: about the median of the measured jobs."""
 

@@ -17,7 +17,7 @@ from slurm_gpumem.site.setup.render import shares_have_types
 from slurm_gpumem.site.setup.setup import Proposal
 from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.conf.conf_file import attributes_of, lines_of, read_tree
+from slurm_gpumem.slurm.conf_file import attributes_of, lines_of, read_tree
 from slurm_gpumem.slurm.gres import gres_word, parse_gres
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 from slurm_gpumem.slurm.state.nodes import Record, gives_whole_nodes, number_of
@@ -48,13 +48,13 @@ class NewRequest(NamedTuple):
 
 def kinds_of_nodes(nodes: Sequence[Record], wanted: Mapping[str, str]) -> Tuple[List[str], int]:
     """One node of each kind, and how many kinds were left out because there are too many."""
-    kinds: Dict[Tuple[str, ...], str] = {}
+    first_of_kind: Dict[Tuple[str, ...], str] = {}
     for node in nodes:
         keys = ("Partitions", "CPUTot", "RealMemory", "MemSpecLimit", "Gres", "AvailableFeatures")
         kind = (*(node.get(key, "") for key in keys), wanted.get(node["NodeName"], ""))
-        kinds.setdefault(kind, node["NodeName"])
+        first_of_kind.setdefault(kind, node["NodeName"])
     # Nodes that change come first.
-    chosen = sorted(kinds.values(), key=lambda name: name not in wanted)
+    chosen = sorted(first_of_kind.values(), key=lambda name: name not in wanted)
     return chosen[:MOST_NODES], max(0, len(chosen) - MOST_NODES)
 
 
@@ -160,10 +160,10 @@ def try_proposal(proposal: Proposal, now: Optional[Snapshot], slurm_root: Option
     except DevClusterError as error:
         return Verdict(broken=(f"Slurm does not start with it: {_reason(error)}",))
     lost = [*_lost(before, after, today), *_no_shares(before, after, shares), *wrong]
-    kinds = f", {left_out} kinds of nodes left out" if left_out else ""
+    untried = f", {left_out} kinds of nodes left out" if left_out else ""
     return Verdict(
         broken=tuple(lost),
-        said=f"tried on a copy of this cluster ({fold_names(names)}, Slurm {now.version_text}{kinds}): "
+        said=f"tried on a copy of this cluster ({fold_names(names)}, Slurm {now.version_text}{untried}): "
         f"{len(today)} requests answered as before, {len(shares)} for shares accepted",
     )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from slurm_gpumem.slurm import config_show
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
-from slurm_gpumem.slurm.conf import config_show
 from slurm_gpumem.slurm.state import nodes, queue
 from slurm_gpumem.slurm.state.nodes import Record, ask_partitions, parse_records
 from slurm_gpumem.slurm.state.queue import TIMEOUT_S, Job
@@ -99,11 +99,11 @@ def _of_associations(records: Sequence[Record], job: Job) -> List[Tuple[str, Tre
     return found
 
 
-def _limits(record: Record, owner: str, kinds: Sequence[str]) -> List[Tuple[str, TresLimit]]:
+def _limits(record: Record, owner: str, names: Sequence[str]) -> List[Tuple[str, TresLimit]]:
     return [
-        (kind, TresLimit(tres, int(most), f"{kind} of {owner}"))
-        for kind in kinds
-        for tres, most in _TRES.findall(record.get(kind, ""))
+        (name, TresLimit(tres, int(most), f"{name} of {owner}"))
+        for name in names
+        for tres, most in _TRES.findall(record.get(name, ""))
     ]
 
 

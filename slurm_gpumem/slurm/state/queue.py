@@ -37,7 +37,6 @@ def array_tasks(text: str) -> Tuple[int, ...]:
 
 # Slurm's names for a job's states, as squeue and sacct print them.
 
-
 FINAL_CODES = {
     "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "F": "FAILED",
     "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED", "RV": "REVOKED", "TO": "TIMEOUT",

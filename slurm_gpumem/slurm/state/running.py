@@ -153,7 +153,6 @@ def _nodes(text: str) -> Tuple[str, ...]:
 # the job, and is asked for once: the step then prints the file by itself, so that the controller has
 # nothing more to do.
 
-
 _LOOP = 'while cat -- "$1"; do sleep "$2"; done'
 _MOST_BYTES = 1 << 20
 _CLOSE_S = 2.0

@@ -12,12 +12,14 @@ import os
 import re
 from typing import Mapping, Optional, Tuple
 
+from slurm_gpumem.launchers import LAUNCHERS
 from slurm_gpumem.slurm.submit.gpu_options import Wishes
 from slurm_gpumem.slurm.submit.script import BatchScript
 
 _ACTIVATES = re.compile(r"(?:^|[;&|]\s*)(?:source|\.)\s+(\S+)/bin/activate[\"']?(?=[\s;&|]|$)")
 _CONDA = re.compile(r"(?:^|[;&|]\s*)(?:conda|mamba|micromamba)\s+activate\s+([^\s;&|]+)")
-_PYTHON = re.compile(r"(?:^|\s)(\S+)/bin/(?:python[0-9.]*|torchrun|accelerate)(?=\s|$)")
+_IN_BIN = "|".join(["python[0-9.]*", *(one.name for one in LAUNCHERS if one.marks_environment)])
+_PYTHON = re.compile(rf"(?:^|\s)(\S+)/bin/(?:{_IN_BIN})(?=\s|$)")
 _ELSEWHERE = re.compile(
     r"(?:^|[;&|]\s*)(?:module|ml|spack|guix|nix-shell)\s"
     r"|\b(?:apptainer|singularity|docker|podman|enroot|charliecloud|ch-run|uv|pixi|poetry|conda)\s+(?:exec|run|start)\b"

@@ -6,25 +6,20 @@ import re
 from typing import Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.launchers import LAUNCHERS
 from slurm_gpumem.slurm.submit.gpu_options import nodes_of
 from slurm_gpumem.submission.submission import Submission
-
-_LAUNCHERS = {
-    "torchrun": r"--nproc[-_]per[-_]node[= ]+([0-9]+)\b",
-    "accelerate": r"\baccelerate\b.*\s--num[-_]processes[= ]+([0-9]+)\b",
-    "deepspeed": r"\bdeepspeed\b.*\s--num[-_]gpus[= ]+([0-9]+)\b",
-}
-"""Where each says how many processes it starts on a node; accelerate says it of all of them."""
 
 
 def processes_on_a_node(asked: Submission) -> Tuple[int, str]:
     """How many processes a launcher starts on each node, and which, where; (0, "") where none does."""
     nodes = nodes_of(asked.options)
     found = [
-        (-(-int(match[1]) // (nodes if name == "accelerate" else 1)), f"{where} {name}")
+        (-(-int(match[1]) // (nodes if launcher.of_all_nodes else 1)), f"{where} {launcher.name}")
         for where, line in asked.commands
-        for name, words in _LAUNCHERS.items()
-        for match in re.finditer(words, line)
+        for launcher in LAUNCHERS
+        if launcher.processes
+        for match in re.finditer(launcher.processes, line)
     ]
     return max(found, default=(0, ""))
 

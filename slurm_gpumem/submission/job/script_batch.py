@@ -6,6 +6,8 @@ import os
 import re
 from typing import List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from slurm_gpumem.launchers import LAUNCHERS
+
 Commands = Sequence[Tuple[str, str]]
 """Lines that run something, each with where it stands."""
 # Patterns are compiled where they are used: most jobs need none of them.
@@ -14,7 +16,7 @@ _NAMED = (
     r"([^\s;|&]+)"
 )
 """As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=$BS, -b 8."""
-_RUNS_PYTHON = r"python|\.py\b|torchrun|accelerate|deepspeed"
+_RUNS_PYTHON = "|".join([r"python|\.py\b", *(one.name for one in LAUNCHERS if one.marks_python)])
 """Only there -b is a batch."""
 _OF_OTHERS = r"eval|valid|val_|test|global|total|effective|micro|mini"
 """batch_size= behind such a word is not that of a training step."""

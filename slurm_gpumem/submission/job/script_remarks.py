@@ -120,7 +120,7 @@ def server_remarks(asked: Submission, model: GpuModel, share_mib: Optional[int])
 
 def _seen_memory(model: GpuModel) -> Tuple[int, int]:
     """MiB that a process sees of a GPU, which is all of it whatever its limit is, and of the CUDA context."""
-    from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+    from slurm_gpumem.estimators.gpus import closest_gpu
 
     gpu = model.gpu
     whole = closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0

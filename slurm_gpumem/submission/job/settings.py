@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Opt
 from slurm_gpumem.config.kinds import COVERAGE, SLOWDOWN, Kind
 from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.slurm.submit.directives import Directive
+from slurm_gpumem.slurm.submit.script import Directive
 from slurm_gpumem.units import parse_mib, parse_seconds
 
 if TYPE_CHECKING:
     # Without a model none of these is needed, and gpusbatch starts sooner.
-    from slurm_gpumem.estimators.job.training_job import StatedTraining
+    from slurm_gpumem.estimators.training_job import StatedTraining
     from slurm_gpumem.submission.job.job_variables import Variables
 
 ON_OOM = ("requeue", "fail")
@@ -238,7 +238,7 @@ class JobSettings:
         return JobSettings(preset, self._script_folder, self.spelled)._training()
 
     def _training(self) -> StatedTraining:
-        from slurm_gpumem.estimators.job.training_job import StatedTraining
+        from slurm_gpumem.estimators.training_job import StatedTraining
 
         return StatedTraining(
             batch_size=self._number("batch-size"),

@@ -51,10 +51,10 @@ def verdict(
 
 def _batch_that_fits(workload: Workload, largest: NeedOnGpu, kind: GpuKind) -> Optional[str]:
     from slurm_gpumem.estimators import registry
-    from slurm_gpumem.estimators.whatif import largest_batch
+    from slurm_gpumem.estimators.largest import largest_that_fits
 
     assert workload.summary is not None
     assert largest.estimate is not None
     again = registry.same_way(largest.estimate, workload.summary, largest.gpu)
-    batch = largest_batch(largest.estimate.job, again, kind.memory_mib or 0)
+    batch = largest_that_fits(largest.estimate.job, again, kind.memory_mib or 0)
     return f"Batch {batch} would fit" if batch else None

@@ -9,9 +9,9 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.estimators.types import Gpu
-from slurm_gpumem.slurm.submit.gpu_options import Wishes
-from slurm_gpumem.slurm.submit.job_environment import (
+from slurm_gpumem.slurm.submit.gpu_options import (
     ArrayTask,
+    Wishes,
     gpus_on_node,
     job_environment,
     working_directory,

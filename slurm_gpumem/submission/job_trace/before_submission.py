@@ -10,7 +10,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.errors import NotEstimatedError, TargetError, UsageError
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.state.queue import array_tasks
-from slurm_gpumem.slurm.submit.job_environment import ArrayTask
+from slurm_gpumem.slurm.submit.gpu_options import ArrayTask
 from slurm_gpumem.slurm.submit.sbatch import SALLOC, SBATCH
 from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import find_candidates

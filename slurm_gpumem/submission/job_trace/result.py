@@ -25,6 +25,6 @@ class Trace:
     def estimate(self) -> Estimate:
         """What it needs on the GPU that it was traced for; only where several are compared or explained."""
         from slurm_gpumem.estimators import registry
-        from slurm_gpumem.estimators.job.training_job import StatedTraining, training_job
+        from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 
         return registry.run("auto", self.summary, training_job(self.summary, StatedTraining()), self.gpu)

@@ -14,12 +14,15 @@ import sys
 from pathlib import Path
 from typing import Dict
 
+from slurm_gpumem.launchers import LAUNCHERS
 from slurm_gpumem.submission.job_trace.stub import ANSWERS
 
 _PROGRAM = str(Path(__file__).resolve().with_name("stub.py"))
 _FOLDER = "bin"
-_PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(9, 16)), "torchrun", "accelerate",
-            "deepspeed", "lightning", "fabric", "composer", "ipython")  # fmt: skip
+_PYTHONS = (
+    *("python", "python3", *(f"python3.{minor}" for minor in range(9, 16))),
+    *(launcher.name for launcher in LAUNCHERS),
+)
 _NEXT_ON_PATH = """\
 case $PYTHONPATH in "$GPUMEM_TRACE_INJECTED"*) ;; *) PYTHONPATH=$GPUMEM_TRACE_INJECTED:$PYTHONPATH ;; esac
 export PYTHONPATH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.gpu_types.gpus import closest_gpu
+from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.share.request import GpuKind, GpuRequest, Need

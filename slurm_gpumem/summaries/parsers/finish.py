@@ -6,9 +6,8 @@ import re
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.summaries.formats import BY_NAME
-from slurm_gpumem.summaries.parsers.cells import parse_count, parse_decimal
 from slurm_gpumem.summaries.parsers.flow import derive_inputs, derive_outputs
-from slurm_gpumem.summaries.parsers.rows import Row, freeze
+from slurm_gpumem.summaries.parsers.rows import Row, freeze, parse_count, parse_decimal
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, ModelSummary, Shape, depends_on_batch
 
 # Find the batch size a summary was made with, from its shapes.

@@ -12,9 +12,8 @@ from math import prod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.summaries.leaf_classes import has_no_params
-from slurm_gpumem.summaries.parsers.cells import ShapeReader, parse_count
 from slurm_gpumem.summaries.parsers.finish import Totals, finish
-from slurm_gpumem.summaries.parsers.rows import Row, unknown_row
+from slurm_gpumem.summaries.parsers.rows import Row, ShapeReader, parse_count, unknown_row
 from slurm_gpumem.summaries.parsers.text import prefix_pattern
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 

@@ -7,10 +7,9 @@ from math import prod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.summaries.leaf_classes import is_leaf_kind
-from slurm_gpumem.summaries.parsers.cells import ShapeReader, parse_count
 from slurm_gpumem.summaries.parsers.finish import finish, read_totals
-from slurm_gpumem.summaries.parsers.rows import Row, unknown_row
-from slurm_gpumem.summaries.parsers.tables import Table
+from slurm_gpumem.summaries.parsers.rows import Row, ShapeReader, parse_count, unknown_row
+from slurm_gpumem.summaries.parsers.text import Table
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, ModelSummary, Shape
 
 # Tree characters, also as a console without Unicode shows them.

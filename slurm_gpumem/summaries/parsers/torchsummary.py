@@ -9,10 +9,9 @@ import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.summaries.leaf_classes import is_leaf_kind
-from slurm_gpumem.summaries.parsers.cells import ShapeReader, parse_count
 from slurm_gpumem.summaries.parsers.finish import DEEPER, finish, read_totals
-from slurm_gpumem.summaries.parsers.rows import Row, unknown_row
-from slurm_gpumem.summaries.parsers.tables import Table, is_rule
+from slurm_gpumem.summaries.parsers.rows import Row, ShapeReader, parse_count, unknown_row
+from slurm_gpumem.summaries.parsers.text import Table, is_rule
 from slurm_gpumem.summaries.types import ModelSummary
 
 _CELLS = re.compile(r"(\[.*\])\s+([0-9,]+)(?:\s+([0-9,]+))?\s*$")

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.attention import ATTENTION
 from slurm_gpumem.tracing.cuda.convolutions import CONVOLUTIONS
-from slurm_gpumem.tracing.cuda.fourier import FOURIER
 from slurm_gpumem.tracing.cuda.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
+from slurm_gpumem.tracing.cuda.library_workspaces import FOURIER, SOLVERS
 from slurm_gpumem.tracing.cuda.reductions import SUMS
 from slurm_gpumem.tracing.cuda.scratch import SCRATCH, sorted_sum
-from slurm_gpumem.tracing.cuda.solvers import SOLVERS
 from slurm_gpumem.tracing.cuda.sparse_products import SPARSE_PRODUCTS, is_sparse, sparse_sum
 from slurm_gpumem.tracing.engine.memo import NOT_PLAIN, arithmetic, call, like, on_meta
 from slurm_gpumem.tracing.engine.recording import Recording

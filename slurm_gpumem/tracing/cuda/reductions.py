@@ -1,7 +1,7 @@
 """Sums with buffers in global memory that meta tensors do not show.
 
 If a sum does not run along adjacent elements, threads are assigned along its results, and blocks
-that share the work of one result exchange it through a buffer (estimators/workspaces/reductions.py).
+that share the work of one result exchange it through a buffer (estimators/workspaces/convolutions.py).
 """
 
 from __future__ import annotations

@@ -6,10 +6,13 @@ allocations of an earlier step, show how each size grows.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Counter as CounterType
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
 
 from slurm_gpumem.summaries.trace_types import (
     Convolution,
@@ -209,3 +212,20 @@ def _times(a: Polynomial, b: Polynomial) -> Polynomial:
         for j, y in enumerate(b):
             result[i + j] += x * y
     return tuple(result)
+
+
+def torch_version() -> str:
+    """The version that traces; one without CUDA says so, because jobs on a GPU run another build."""
+    version = str(torch.__version__)
+    return version if torch._C._has_cuda or "+" in version else f"{version}+cpu"
+
+
+def precision_of(model: nn.Module, stated: str) -> str:
+    """The precision that was asked for; "bf16" where the model's own weights mostly are."""
+    if stated not in ("fp32", "tf32"):
+        return stated
+    sizes: CounterType[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        sizes[parameter.dtype] += parameter.numel()
+    most = sizes.most_common(1)
+    return "bf16" if most and most[0][0] == torch.bfloat16 else stated

@@ -1,7 +1,7 @@
 """Operators whose result's size depends on values: `nonzero`, `x[mask]`, `bincount`, `unique`, `nms`.
 
 Exact where the values are known. Where they are not, a mask over choices counts with its share
-(`mask_statistics`), and anything else with the largest result that it may have.
+(`unknown_values`), and anything else with the largest result that it may have.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.engine.mask_statistics import choices_of, mark_index, rows_of, share_of
+from slurm_gpumem.tracing.engine.memo import overloads
 from slurm_gpumem.tracing.engine.recording import Recording
+from slurm_gpumem.tracing.engine.unknown_values import choices_of, mark_index, rows_of, share_of
 from slurm_gpumem.tracing.engine.values import compute, give, value_of
 
 aten = torch.ops.aten
@@ -183,20 +184,12 @@ def _largest(name: str, args: Any) -> Any:
     )
 
 
-def _overloads(*names: str) -> List[Any]:
-    found = []
-    for name in names:
-        packet = getattr(aten, name, None)
-        found += [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
-    return [overload for overload in found if "out" not in overload._overloadname]
-
-
 _SIZED = ("nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "unique_dim")
 SIZED = {
-    **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
+    **dict.fromkeys(overloads(*_SIZED), sized_by_value),
     aten.repeat_interleave.Tensor: sized_by_value,
     aten.index.Tensor: index,
-    **dict.fromkeys(_overloads("_to_sparse"), to_sparse),
+    **dict.fromkeys(overloads("_to_sparse"), to_sparse),
 }
 BY_NAME = {"torchvision::nms": boxes_kept}
 """Operators of packages that may not be there, by their names."""

@@ -5,20 +5,20 @@ Meta tensors have no numbers. Known ones are given (see `values`), others are ma
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.sparse_products import parts_of, sparse_on_cpu, sparse_on_meta
-from slurm_gpumem.tracing.engine.mask_statistics import are_chances, choices_of, may_be_whole, share_of
-from slurm_gpumem.tracing.engine.recording import Recording
-from slurm_gpumem.tracing.engine.value_checks import loop_answer, wanted
+from slurm_gpumem.tracing.engine.memo import overloads
+from slurm_gpumem.tracing.engine.recording import GOLDEN, Recording
+from slurm_gpumem.tracing.engine.unknown_values import are_chances, choices_of, may_be_whole, share_of
+from slurm_gpumem.tracing.engine.value_dependent_code import loop_answer, wanted
 from slurm_gpumem.tracing.engine.values import give, is_wrapped, made_up_numbers, value_of
 
 aten = torch.ops.aten
 _REPEATED = 4093
-_GOLDEN = 0.6180339887
 Handler = Callable[[Any, Any, Any, Any], Any]
 
 
@@ -66,7 +66,7 @@ def _chances(shape: torch.Size, kind: torch.dtype) -> Tensor:
 
 def _different(count: int, kind: torch.dtype) -> Tensor:
     """Numbers that repeat themselves after a prime number of them: rows of an image differ, too."""
-    some = 1 - (torch.arange(min(count, _REPEATED)) * _GOLDEN) % 1 / 2
+    some = 1 - (torch.arange(min(count, _REPEATED)) * GOLDEN) % 1 / 2
     return some.to(kind).repeat(-(-count // _REPEATED))[:count]
 
 
@@ -186,21 +186,13 @@ def _update_scale(recorder: Recording, func: Any, args: Any, kwargs: Any) -> Any
     return args[0]
 
 
-def _overloads(*names: str) -> List[Any]:
-    found: List[Any] = []
-    for name in names:
-        packet = getattr(aten, name, None)
-        found += [getattr(packet, one) for one in packet.overloads()] if packet is not None else []
-    return [one for one in found if "out" not in one._overloadname]
-
-
 READS: Dict[Any, Handler] = {
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
     aten.split_with_sizes.default: _split,
     aten._pack_padded_sequence.default: _pack,
-    **dict.fromkeys(_overloads("equal", "is_nonzero", "allclose"), _truth),
-    **dict.fromkeys(_overloads("_amp_foreach_non_finite_check_and_unscale_"), _unscale),
-    **dict.fromkeys(_overloads("_amp_update_scale_"), _update_scale),
-    **dict.fromkeys(_overloads("_nested_tensor_from_mask_left_aligned"), _left_aligned),
+    **dict.fromkeys(overloads("equal", "is_nonzero", "allclose"), _truth),
+    **dict.fromkeys(overloads("_amp_foreach_non_finite_check_and_unscale_"), _unscale),
+    **dict.fromkeys(overloads("_amp_update_scale_"), _update_scale),
+    **dict.fromkeys(overloads("_nested_tensor_from_mask_left_aligned"), _left_aligned),
 }

@@ -5,7 +5,7 @@ Each function handles only simple cases (same shapes, same types) and returns NO
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,19 @@ _TWO = (
     "threshold_backward", "gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward",
     "hardswish_backward", "hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward", "mish_backward",
 )  # fmt: skip
+
+
+def overloads(*names: str, only: Sequence[str] = ()) -> List[Any]:
+    """The operators of these names, as far as this PyTorch has them: all overloads, or only these; none that
+    writes into an `out`."""
+    packets = (getattr(aten, name, None) for name in names)
+    return [
+        getattr(packet, one)
+        for packet in packets
+        if packet is not None
+        for one in only or packet.overloads()
+        if "out" not in one and hasattr(packet, one)
+    ]
 
 
 def like(tensor: Tensor) -> Tensor:
@@ -202,35 +215,24 @@ def _nothing(args: Any, kwargs: Any) -> None:
     return None
 
 
-def _plain_functions() -> Dict[Any, Callable[[Any, Any], Any]]:
-    found: Dict[Any, Callable[[Any, Any], Any]] = {}
-
-    def put(names: Iterable[str], function: Callable[[Any, Any], Any], overloads: Iterable[str] = ()) -> None:
-        for name in names:
-            packet = getattr(aten, name, None)
-            for overload in overloads or (packet.overloads() if packet is not None else ()):
-                if "out" not in overload and hasattr(packet, overload):
-                    found[getattr(packet, overload)] = function
-
-    put(_ONE, _like_first, ("default",))
-    put(_TWO, _like_both, ("default",))
-    put(("_softmax", "_log_softmax"), _softmax, ("default",))
-    put(("add", "sub", "mul", "div"), arithmetic, ("Tensor", "Scalar"))
-    put(("native_batch_norm",), _batch_norm, ("default",))
-    put(("native_batch_norm_backward",), _batch_norm_backward, ("default",))
-    put(("native_layer_norm",), _layer_norm, ("default",))
-    put(("native_layer_norm_backward",), _layer_norm_backward, ("default",))
-    put(("native_group_norm",), _group_norm, ("default",))
-    put(("native_group_norm_backward",), _group_norm_backward, ("default",))
-    put(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward, ("default",))
-    put(("addmm",), _product_and_bias, ("default",))
-    put(_IN_PLACE, _in_place)
-    put([f"_foreach_{verb}" for verb in _FOREACH], _foreach)
-    put([f"_foreach_{verb}_" for verb in (*_FOREACH, "zero", "copy")], _nothing)
-    return found
-
-
-PLAIN = _plain_functions()
+_FUNCTIONS: Tuple[Tuple[Callable[[Any, Any], Any], Tuple[str, ...], Tuple[str, ...]], ...] = (
+    (_like_first, _ONE, ("default",)),
+    (_like_both, _TWO, ("default",)),
+    (_softmax, ("_softmax", "_log_softmax"), ("default",)),
+    (arithmetic, ("add", "sub", "mul", "div"), ("Tensor", "Scalar")),
+    (_batch_norm, ("native_batch_norm",), ("default",)),
+    (_batch_norm_backward, ("native_batch_norm_backward",), ("default",)),
+    (_layer_norm, ("native_layer_norm",), ("default",)),
+    (_layer_norm_backward, ("native_layer_norm_backward",), ("default",)),
+    (_group_norm, ("native_group_norm",), ("default",)),
+    (_group_norm_backward, ("native_group_norm_backward",), ("default",)),
+    (_softmax_backward, ("_softmax_backward_data", "_log_softmax_backward_data"), ("default",)),
+    (_product_and_bias, ("addmm",), ("default",)),
+    (_in_place, _IN_PLACE, ()),
+    (_foreach, tuple(f"_foreach_{verb}" for verb in _FOREACH), ()),
+    (_nothing, tuple(f"_foreach_{verb}_" for verb in (*_FOREACH, "zero", "copy")), ()),
+)
+PLAIN = {one: function for function, names, only in _FUNCTIONS for one in overloads(*names, only=only)}
 
 
 def on_meta(args: Any) -> bool:

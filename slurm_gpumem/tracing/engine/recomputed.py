@@ -1,6 +1,6 @@
 """Checkpointed activations: noticed, and what is computed again meets the guesses of the first time.
 
-Sizes that depend on data are guessed (`mask_statistics`), one after the other. A block that is computed again
+Sizes that depend on data are guessed (`unknown_values`), one after the other. A block that is computed again
 in the backward pass must get the sizes that it had, or torch says that its tensors are others than before.
 For the same reason no part of it is left out then (`follow.fast_forward`).
 """

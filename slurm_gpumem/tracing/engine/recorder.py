@@ -15,16 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_gpumem.tracing.cuda.autocast import Autocast
 from slurm_gpumem.tracing.cuda.kernels import Kernels
+from slurm_gpumem.tracing.cuda.library_workspaces import UNMEASURED
 from slurm_gpumem.tracing.cuda.operators import HANDLERS, MATMULS
-from slurm_gpumem.tracing.cuda.solvers import UNMEASURED
 from slurm_gpumem.tracing.cuda.sparse_products import is_sparse, parts_of, sparse_result
 from slurm_gpumem.tracing.engine.data_dependent_shapes import BY_NAME, SIZED, selected
 from slurm_gpumem.tracing.engine.device_to_host import READS
-from slurm_gpumem.tracing.engine.mask_statistics import Uneven, track
-from slurm_gpumem.tracing.engine.masked_choice import chance, follow_choices
 from slurm_gpumem.tracing.engine.memo import call
 from slurm_gpumem.tracing.engine.module_stack import Places
-from slurm_gpumem.tracing.engine.recording import Block, Call, Guess
+from slurm_gpumem.tracing.engine.recording import Block, Call, Guess, Shares
+from slurm_gpumem.tracing.engine.unknown_values import track
 from slurm_gpumem.tracing.engine.values import FOLLOWED, READ, follow, is_view, is_wrapped
 from slurm_gpumem.units import MIB
 
@@ -98,8 +97,10 @@ class Recorder(TorchDispatchMode):
         self.flat_loops: Set[Tuple[str, bool]] = set()
         """Loops that values end, with gradients or not, whose rounds leave no more memory than they found."""
         self.kernels = Kernels()
-        self.shares = Uneven()
-        self.chance = chance()
+        self.shares = Shares()
+        self.chance = torch._C.Generator()
+        """Of our own: the script's generators are left as they are, and each trace draws the same."""
+        self.chance.manual_seed(0)
         self.computes_again = False
         """Whether a checkpoint is computed again that wants as many saved tensors as the first time."""
         self.stream = ""
@@ -296,8 +297,7 @@ class Recorder(TorchDispatchMode):
         self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
         if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)
-        track(func, args, kwargs, result, self.shares)
-        follow_choices(self, func, args, kwargs, result)
+        track(self, func, args, kwargs, result)
         # Views have one storage in common; code that loops over a tensor's rows makes a list of many.
         self.note_result(result[:1] if is_view(func) and isinstance(result, (tuple, list)) else result, name)
         if name in MATMULS and not is_sparse(args):

@@ -12,6 +12,10 @@ from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.tracing.engine.module_stack import Places
 
 Call = Union[Convolution, Reduction]
+_MOST = 0.2
+"""How far a share is from its mean at most."""
+GOLDEN = 0.6180339887
+"""Whose multiples, less their whole parts, lie evenly."""
 
 
 @dataclass
@@ -58,15 +62,53 @@ class Guess:
         return least + above / (1 + self.reads / 100)
 
 
-class Shares(Protocol):
-    """Shares of a number that differ somewhat."""
+class Shares:
+    """Shares that differ somewhat, as those of experts do: such blocks fit each other's places badly.
 
-    count: int
-    """Factors that were drawn."""
+    They come in pairs, one above and one below its share, so that together they are what all of them share.
+    """
 
-    def factor(self) -> float: ...
+    def __init__(self) -> None:
+        self.count = self._kept = 0
+        """Factors that were drawn."""
 
-    def parts(self, total: int, count: int) -> List[int]: ...
+    def keep(self) -> None:
+        """From here on `again` begins."""
+        self._kept = self.count
+
+    def again(self) -> None:
+        """The same shares as after the last `keep`."""
+        self.count = self._kept
+
+    def factor(self) -> float:
+        """The next one, from 1 - _MOST to 1 + _MOST."""
+        pair, odd = divmod(self.count, 2)
+        self.count += 1
+        away = _MOST * (((pair + 1) * GOLDEN) % 1)
+        return 1 - away if odd else 1 + away
+
+    def parts(self, total: int, count: int) -> List[int]:
+        """`total` in whole parts."""
+        weights = [self.factor() for _ in range(count)]
+        ends = [round(total * sum(weights[: n + 1]) / sum(weights)) for n in range(count)]
+        return [end - start for start, end in zip([0, *ends], ends)]
+
+
+class Drawn:
+    """By how much one mask differs from its share: drawn once, the same for what is made from the mask."""
+
+    def __init__(self, factor: Optional[float] = None) -> None:
+        self._factor = factor
+        self._number = -1
+
+    def factor(self, shares: Shares) -> float:
+        """The share's."""
+        if self._factor is None:
+            self._number = shares.count
+            self._factor = shares.factor()
+        elif self._number == shares.count:
+            shares.factor()  # in a block that is computed again: it was drawn here the first time
+        return self._factor
 
 
 class Recording(Protocol):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.tracing.engine.recording import Recording
-from slurm_gpumem.tracing.engine.value_checks import loop_answer, wanted
+from slurm_gpumem.tracing.engine.value_dependent_code import loop_answer, wanted
 
 aten = torch.ops.aten
 

@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, Protocol, Tuple
 import torch
 
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.fake_cuda.ranks import Gpus
 from slurm_gpumem.tracing.fake_cuda.world import (
     CUDA,
     LEGACY,
@@ -20,7 +21,6 @@ from slurm_gpumem.tracing.fake_cuda.world import (
     is_cuda,
     is_number,
 )
-from slurm_gpumem.tracing.script.launchers import Gpus
 
 
 class Memory(Protocol):

@@ -14,10 +14,9 @@ from torch.utils import _pytree as pytree
 
 from slurm_gpumem.summaries.trace_types import BUCKET, BUCKET_CAP, ddp_buckets
 from slurm_gpumem.tracing.engine.recorder import Recorder
-from slurm_gpumem.tracing.fake_cuda import process_group
+from slurm_gpumem.tracing.fake_cuda import process_group, ranks
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import Nothing
 from slurm_gpumem.tracing.fake_cuda.process_group import Nccl
-from slurm_gpumem.tracing.script import launchers
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.training_names import sharded
@@ -29,7 +28,7 @@ _REBUILT_IN = 2
 def install(recorder: Recorder, report: Report) -> None:
     """Replace them, for the rest of the process's life."""
     _end_where_sharded(report)
-    launchers.install(report)
+    ranks.install(report)
     _install_copies()
     if not process_group.install(recorder, report):
         return

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from slurm_gpumem.tracing.engine.value_checks import wanted
+from slurm_gpumem.tracing.engine.value_dependent_code import wanted
 from slurm_gpumem.tracing.engine.values import give, small, value_of
 
 # A number that nobody knows: what follows from it by arithmetic is not known either, and passes checks.

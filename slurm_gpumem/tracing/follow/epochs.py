@@ -22,10 +22,10 @@ from typing import Any, Callable, Deque, Dict, Optional, Set, Tuple
 
 from torch.utils.data import dataloader
 
-from slurm_gpumem.tracing.follow import counters, loops, stages, trainers
+from slurm_gpumem.tracing.follow import counters, loops, trainers
+from slurm_gpumem.tracing.follow.enough_steps import Steps, spent
 from slurm_gpumem.tracing.follow.fast_forward import SEEN_EVALUATIONS
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
-from slurm_gpumem.tracing.follow.steps import Steps, spent
 from slurm_gpumem.tracing.follow.unwritten import Unwritten
 from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
@@ -308,7 +308,7 @@ class _Counting:
         found = []
         if self._stops < _MOST_STOPS:
             numbers = {**counted, **self.measured.in_round(counters.numbered(self._loop, asking))}
-            found = stages.changes(self._loop, asking, numbers, left // batches)
+            found = counters.changes(self._loop, asking, numbers, left // batches)
         last = (left - 1) // batches + 1
         rounds = min(next(iter(found), last), last)
         self._stops += 1 < rounds < last

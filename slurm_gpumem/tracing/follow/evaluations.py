@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import Iterator, List, Optional, Set, Tuple, Union
 
-from slurm_gpumem.tracing.follow.loops_of_code import parsed
+from slurm_gpumem.tracing.engine.value_dependent_code import parsed
 from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 

@@ -19,9 +19,19 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.engine.values import is_wrapped
-from slurm_gpumem.tracing.follow.answers import Again, Answer, Call, GrowingCalls, Leaf, kept_of
-from slurm_gpumem.tracing.follow.model_state import ModelStates, described, kept_by, tensors_in
-from slurm_gpumem.tracing.follow.steps import Steps
+from slurm_gpumem.tracing.follow.answers import (
+    Again,
+    Answer,
+    Call,
+    GrowingCalls,
+    Leaf,
+    ModelStates,
+    described,
+    kept_by,
+    kept_of,
+    tensors_in,
+)
+from slurm_gpumem.tracing.follow.enough_steps import Steps
 from slurm_gpumem.tracing.script.inference import Inference, Passes
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 

@@ -11,9 +11,8 @@ import math
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set
 
-from slurm_gpumem.tracing.follow import counters
+from slurm_gpumem.tracing.follow import counters, loops
 from slurm_gpumem.tracing.own_code import is_users
-from slurm_gpumem.tracing.script import script_values
 
 _FIRST = 2
 """Steps of interest of each interval, before its last one."""
@@ -57,7 +56,7 @@ class Trainer(NamedTuple):
                 self.stops[interval] = self.stops.get(interval, 0) + (target % interval == 0)
         for owner, name, of_batches in self.numbers:
             setattr(owner, name, getattr(owner, name) + rounds * (self.batches if of_batches else 1))
-        value = script_values.known_in(self.frame).get("step")
+        value = loops.known_in(self.frame).get("step")
         if type(value) is int:  # batches of the Hugging Face Trainer's epoch
             counters.advance(self.frame, {"step": counters.Counted(value, self.batches)}, rounds)
         return rounds * self.batches
@@ -93,7 +92,7 @@ def asking(frame: Optional[FrameType], unknown: Callable[[str], None]) -> Option
 
 
 def _hugging_face(frame: FrameType) -> Trainer:
-    trainer = script_values.known_in(frame)["self"]
+    trainer = loops.known_in(frame)["self"]
     state, args = trainer.state, trainer.args
     while "step" not in frame.f_code.co_varnames and frame.f_back is not None:
         frame = frame.f_back
@@ -114,7 +113,7 @@ def _hugging_face(frame: FrameType) -> Trainer:
 
 
 def _lightning(frame: FrameType) -> Trainer:
-    known = script_values.known_in(frame)
+    known = loops.known_in(frame)
     loop, fetcher = known["self"], known["data_fetcher"]
     trainer, progress = loop.trainer, loop.batch_progress
     batches = max(1, trainer.accumulate_grad_batches)

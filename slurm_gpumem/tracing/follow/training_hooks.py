@@ -8,9 +8,9 @@ from typing import Any, Callable, List, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from slurm_gpumem.tracing.follow.enough_steps import Steps, flat, spent
 from slurm_gpumem.tracing.follow.fast_forward import FastForward
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
-from slurm_gpumem.tracing.follow.steps import Steps, flat, spent
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 # When autograd's engine is at work: `backward`, and `grad`, which also runs inside of other passes.

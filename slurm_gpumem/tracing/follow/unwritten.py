@@ -18,7 +18,7 @@ import torch
 
 from slurm_gpumem.tracing.engine import recomputed
 from slurm_gpumem.tracing.fake_cuda.world import plain
-from slurm_gpumem.tracing.follow.steps import Steps
+from slurm_gpumem.tracing.follow.enough_steps import Steps
 from slurm_gpumem.tracing.script import foreign_files
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 

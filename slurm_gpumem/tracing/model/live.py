@@ -25,7 +25,7 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.engine.values import give, small
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import ANY_GPU
 from slurm_gpumem.tracing.guard.syscalls import PDEATHSIG, prctl
-from slurm_gpumem.tracing.model import labels, losses, optimizers
+from slurm_gpumem.tracing.model import losses, optimizers
 from slurm_gpumem.tracing.model.inputs import Inputs, as_inputs, mapped, on_gpu, require_size
 from slurm_gpumem.tracing.model.loop import Step
 from slurm_gpumem.tracing.model.spec import MODULE, NO_OPTIMIZER, Target, TraceRequest
@@ -75,7 +75,7 @@ def summarize(
     called with the model, the batch and the optimizer. TargetError says why a model cannot be traced.
     """
     model = unwrapped(model)
-    if step is None and target is None and labels.is_pair(model, batch):
+    if step is None and target is None and losses.is_pair(model, batch):
         batch, target = batch
         batch = batch if isinstance(batch, (tuple, list, dict)) else (batch,)
     size = require_size(batch, batch_size)

@@ -19,8 +19,8 @@ import torch
 
 from slurm_gpumem.summaries.parsers.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.follow.enough_steps import Steps
 from slurm_gpumem.tracing.follow.fast_forward import FastForward
-from slurm_gpumem.tracing.follow.steps import Steps
 from slurm_gpumem.tracing.script.hints import TOLD
 from slurm_gpumem.tracing.script.inference import Inference
 from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report, wait_for_the_end

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional
 if TYPE_CHECKING:
     from torch import nn
 
-    from slurm_gpumem.tracing.follow.steps import Steps
+    from slurm_gpumem.tracing.follow.enough_steps import Steps
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 # How often a script has called its models: what messages call forward passes. Transforms of images and

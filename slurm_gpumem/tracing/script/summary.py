@@ -11,13 +11,12 @@ from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, Tr
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import clipped, count
 from slurm_gpumem.tracing.cuda.kernels import assembled
-from slurm_gpumem.tracing.engine.assemble import site_of
+from slurm_gpumem.tracing.engine.assemble import precision_of, site_of, torch_version
 from slurm_gpumem.tracing.engine.module_stack import own_parameters
 from slurm_gpumem.tracing.follow import evaluations
+from slurm_gpumem.tracing.follow.enough_steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.follow.fast_forward import FastForward
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
-from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS, Steps
-from slurm_gpumem.tracing.model.described import precision_of, torch_version
 from slurm_gpumem.tracing.script.ending import Ending
 from slurm_gpumem.tracing.script.hints import LONGER, MEASURED
 from slurm_gpumem.tracing.script.inference import TRAINING, Inference

@@ -22,12 +22,12 @@ from slurm_gpumem.tracing.fake_cuda import streams, torch_patches
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import install_answers
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
-from slurm_gpumem.tracing.follow import longest_batch, loop_skipper, random_batch_sizes
+from slurm_gpumem.tracing.follow import largest_batches, loop_skipper
+from slurm_gpumem.tracing.follow.enough_steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.follow.epochs import Epochs
 from slurm_gpumem.tracing.follow.fast_forward import FastForward
 from slurm_gpumem.tracing.follow.generation import Generation
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
-from slurm_gpumem.tracing.follow.steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.follow.training_hooks import TrainingHooks
 from slurm_gpumem.tracing.follow.unwritten import Unwritten, follow_checkpoints
 from slurm_gpumem.tracing.model import optimizers
@@ -109,9 +109,9 @@ class Tracer:
         streams.install(recorder, self.report)
         torch_patches.install(recorder, self.world, self.report)
         follow_checkpoints(recorder, steps, unwritten, self._repeats)
-        random_batch_sizes.install(recorder, self._repeats, self.note)
+        largest_batches.install_random(recorder, self._repeats, self.note)
         Epochs(recorder, steps, rounds, unwritten, self._repeats, self.note).install()
-        longest_batch.install(recorder, self._repeats, self.note)
+        largest_batches.install_longest(recorder, self._repeats, self.note)
         loop_skipper.install(rounds)
         TrainingHooks(recorder, steps, self.skips, rounds, self.ending).install()
         self.skips.install()

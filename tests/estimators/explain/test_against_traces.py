@@ -18,8 +18,8 @@ SCRIPT = """
 import json, sys
 import torch
 from torch import nn
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.explain import changes
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced import changes
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem import summarize
 from slurm_gpumem.tracing.model.build import checkpoint_blocks

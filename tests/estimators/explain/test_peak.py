@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpumem.estimators.explain import changes
-from slurm_gpumem.estimators.explain.advice import advice
-from slurm_gpumem.estimators.explain.stream import Stream
-from slurm_gpumem.estimators.explain.timeline import timeline
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced import changes
+from slurm_gpumem.estimators.traced.advice import advice, timeline
+from slurm_gpumem.estimators.traced.changes import Stream
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.summaries.trace_types import Trace
 from tests.estimators.explain.small_trace import BATCH, MIB, small_summary

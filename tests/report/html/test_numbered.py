@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_gpumem.report.html.page import page
-from slurm_gpumem.report.html.write import numbered
+from slurm_gpumem.report.html.page import numbered, page
 from tests.accounting.made_jobs import made_jobs, source
 
 

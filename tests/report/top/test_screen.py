@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from slurm_gpumem.report.top.own import TopGpu, TopJob, View
 from slurm_gpumem.report.top.screen import Look, as_json, lines
-from slurm_gpumem.report.top.types import TopGpu, TopJob, View
 from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.units import sizes_in
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.estimators.explain.timeline import Living
-from slurm_gpumem.report.why.text import repeated
+from slurm_gpumem.estimators.traced.advice import Living
+from slurm_gpumem.report.why import repeated
 
 MIB = 1 << 20
 

@@ -4,10 +4,10 @@ import pickle
 import pickletools
 from typing import Any
 
-from slurm_gpumem.estimators.explain.advice import peak_reasons
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced.advice import peak_reasons
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.report.why.snapshot import snapshot_file
+from slurm_gpumem.report.why import snapshot_file
 from tests.estimators.explain.small_trace import small_summary
 from tests.support.needs import needs_torch
 

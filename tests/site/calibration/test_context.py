@@ -13,11 +13,10 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_gpumem.errors import CalibrationError
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.node.nvml import Nvml
-from slurm_gpumem.site.calibration.context import calibrate, calibration, put_entry, run_probe
-from slurm_gpumem.site.calibration.context_probe import ROUNDING_CHECK
-from slurm_gpumem.site.calibration.process_memory import GpuReading, OwnMemory, VisibleGpu
+from slurm_gpumem.site.calibration_context import calibrate, calibration, put_entry, run_probe
+from slurm_gpumem.site.calibration_probe import ROUNDING_CHECK, GpuReading, OwnMemory, VisibleGpu
 
 
 def _probe(**changes: Any) -> Dict[str, Any]:
@@ -192,7 +191,7 @@ def test_an_interpreter_without_torch_is_named(tmp_path: Path) -> None:
 
 _RUN_PROBE = (
     "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; "
-    "from slurm_gpumem.site.calibration.context_probe import main; sys.exit(main(sys.argv[1:]))"
+    "from slurm_gpumem.site.calibration_probe import main; sys.exit(main(sys.argv[1:]))"
 )
 
 

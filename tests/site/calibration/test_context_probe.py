@@ -9,9 +9,9 @@ from typing import Any, Dict
 import pytest
 
 from slurm_gpumem.estimators.allocator.allocator import CachingAllocator
-from slurm_gpumem.site.calibration import context_probe as calibrate_probe
-from slurm_gpumem.site.calibration.context import calibration
-from slurm_gpumem.site.calibration.process_memory import GpuReading, OwnMemory, VisibleGpu
+from slurm_gpumem.site import calibration_probe as calibrate_probe
+from slurm_gpumem.site.calibration_context import calibration
+from slurm_gpumem.site.calibration_probe import GpuReading, OwnMemory, VisibleGpu
 from slurm_gpumem.units import MIB
 
 torch = pytest.importorskip("torch")

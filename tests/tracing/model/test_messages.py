@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_gpumem.tracing.model.failures import failure
 from slurm_gpumem.tracing.model.spec import Target, TraceRequest, parse_input
+from slurm_gpumem.tracing.model.training import failure
 from slurm_gpumem.tracing.script.hints import PHASE
 from slurm_gpumem.tracing.script.messages import Advice, explain
 

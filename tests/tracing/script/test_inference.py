@@ -11,8 +11,8 @@ import pytest
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpu_types.gpus import find_gpu
-from slurm_gpumem.estimators.job.training_job import StatedTraining, describe_estimated, training_job
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining, describe_estimated, training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.script_trace import trace_lines
 from slurm_gpumem.summaries.reader import read_summary

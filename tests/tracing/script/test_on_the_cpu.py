@@ -72,7 +72,7 @@ def test_what_goes_to_the_gpu_is_noted() -> None:
 def test_what_is_known_of_a_value_of_the_gpu_is_followed_on_the_cpu() -> None:
     import torch
 
-    from slurm_gpumem.tracing.engine.mask_statistics import mark_index, share_of
+    from slurm_gpumem.tracing.engine.unknown_values import mark_index, share_of
 
     world, recorder = _world()
     labels = torch.zeros(8, dtype=torch.int64)
@@ -85,8 +85,8 @@ def test_what_is_known_of_a_value_of_the_gpu_is_followed_on_the_cpu() -> None:
 def test_a_transform_that_a_loader_calls_is_no_model() -> None:
     import torch
 
+    from slurm_gpumem.tracing.follow.enough_steps import Steps
     from slurm_gpumem.tracing.follow.fast_forward import FastForward
-    from slurm_gpumem.tracing.follow.steps import Steps
     from slurm_gpumem.tracing.script.inference import Inference
 
     class Halved(torch.nn.Module):

@@ -11,7 +11,7 @@ from typing import Dict, Iterator
 import pytest
 
 from slurm_gpumem.errors import NotEstimatedError
-from slurm_gpumem.estimators.allocator.data_parallel import rank_trace
+from slurm_gpumem.estimators.traced.changes import rank_trace
 from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.summaries.trace_types import BUCKET
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts

@@ -17,7 +17,7 @@ pytestmark = needs_torch
 CROWDED = """
 import os, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from slurm_gpumem.tracing.follow.steps import _waited_for_a_cpu
+from slurm_gpumem.tracing.follow.enough_steps import _waited_for_a_cpu
 neighbours = []
 for _ in range(2):
     pid = os.fork()
@@ -57,12 +57,12 @@ def test_time_in_which_others_had_the_cpu_is_not_counted_as_time_onward(tmp_path
 def test_the_time_limit_says_whether_memory_was_still_growing(
     monkeypatch: pytest.MonkeyPatch, grows: bool
 ) -> None:
-    from slurm_gpumem.tracing.follow import steps
+    from slurm_gpumem.tracing.follow import enough_steps
 
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     recorder: Any = SimpleNamespace(peak_bytes=0)
-    seen = steps.Steps(recorder, 10.0, 6.0)
+    seen = enough_steps.Steps(recorder, 10.0, 6.0)
     seen.counts[0] = 3
     for second in range(12):
         now[0] = float(second)
@@ -87,12 +87,12 @@ def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
 
 
 def test_a_script_that_calls_nothing_after_its_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slurm_gpumem.tracing.follow import steps
+    from slurm_gpumem.tracing.follow import enough_steps
 
     now = [9.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     recorder: Any = SimpleNamespace(peak_bytes=0, calls=0)
-    seen = steps.Steps(recorder, 10.0, 6.0)
+    seen = enough_steps.Steps(recorder, 10.0, 6.0)
     assert not seen.is_late()
     now[0] = 20.0
     assert not seen.is_late(), "nothing has been trained"
@@ -108,7 +108,7 @@ def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
     import sys
     import weakref
 
-    from slurm_gpumem.tracing.script.script_values import known_in
+    from slurm_gpumem.tracing.follow.loops import known_in
 
     class Batch:
         pass

@@ -59,7 +59,7 @@ def test_steps_of_the_trainer_are_those_at_which_it_evaluates_and_saves_then_the
 
 
 def test_an_epoch_of_the_trainer_goes_to_its_last_batch_and_no_further() -> None:
-    from slurm_gpumem.tracing.script.script_values import known_in
+    from slurm_gpumem.tracing.follow.loops import known_in
 
     trainer = _hugging_face(4)
     frame = _frame("transformers.trainer", "get_batch_samples", trainer, step=11)

@@ -30,10 +30,10 @@ def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
     if named("computes-loss", walk.summary.name):
         return False  # transformers' activations are never in place
     producer = walk.tape.ops[-1] if walk.tape.ops else None
-    if walk.scopes and walk.scopes[-1].entry.slot == x.slot and may_add_input(walk.scopes[-1].kind):
+    if walk.scopes and walk.scopes[-1].entry.grad_id == x.grad_id and may_add_input(walk.scopes[-1].kind):
         # The block's input is needed again.
         return False
-    return len(x.shape) >= 4 and producer is not None and producer.out.slot == x.slot
+    return len(x.shape) >= 4 and producer is not None and producer.out.grad_id == x.grad_id
 
 
 def relu(walk: Walk, row: Layer, x: Tensor) -> Tensor:

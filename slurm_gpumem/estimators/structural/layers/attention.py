@@ -35,7 +35,6 @@ Run = Callable[[Walk, Node], None]
 HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention"
 """Attention inside hidden blocks that materializes its matrix, without and with dropout on it."""
 
-_FLOAT = 4
 _MOST_HEADS = 64
 _LEAST_HEAD = 16
 _WINDOW_TOKENS = 49

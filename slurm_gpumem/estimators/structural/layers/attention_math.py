@@ -6,8 +6,8 @@ from math import prod
 from typing import List, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.estimators.allocator.tape import Tensor
-from slurm_gpumem.estimators.job.versions import FUSED_ATTENTION, follows
 from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.versions import FUSED_ATTENTION, follows
 from slurm_gpumem.summaries.types import Shape
 
 _FLOAT = 4

@@ -10,8 +10,7 @@ from slurm_gpumem.estimators.allocator.tape import Tensor
 from slurm_gpumem.estimators.structural.layers.class_names import family_of
 from slurm_gpumem.estimators.structural.shapes import input_shape, output_shape
 from slurm_gpumem.estimators.structural.walk import Walk
-from slurm_gpumem.estimators.workspaces.convolutions import usual_bytes
-from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
+from slurm_gpumem.estimators.workspaces.convolutions import reduction_bytes, usual_bytes
 from slurm_gpumem.summaries.parsers.flow import longest_kernel
 from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.summaries.types import Layer, Shape

@@ -1,1 +1,0 @@
-"""The index of job records: its tables, rows and sums."""

@@ -1,1 +1,0 @@
-"""Explain the peak of a traced step: what was alive then, over time, and what would lower it."""

@@ -1,1 +1,0 @@
-"""The training job of an estimate: what was stated, traced or assumed about it."""

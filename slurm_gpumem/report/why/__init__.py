@@ -1,1 +1,0 @@
-"""A peak explained: as text, page and picture."""
