@@ -15,8 +15,7 @@ from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.slurm.submit.filter_options import Filtered, answer, read_filtered
 from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
-from slurm_gpumem.terminal.command import run_command, run_program
-from slurm_gpumem.terminal.say import say
+from slurm_gpumem.terminal.say import run_command, run_program, say
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.plan import Plan
@@ -74,7 +73,7 @@ def _decided(handed: Filtered) -> Dict[str, str]:
     if asked.goes_unchanged == NOTHING_ASKED:
         return {}
     if asked.settings.model is not None:
-        from slurm_gpumem.cli.options.model_option import with_named_model
+        from slurm_gpumem.cli.gpusbatch import with_named_model
 
         asked = with_named_model(asked)
     for warning in asked.warnings:
