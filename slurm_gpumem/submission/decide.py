@@ -6,7 +6,6 @@ from slurm_gpumem.errors import NotEstimatedError, SlurmError, UsageError, not_e
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.submission.candidate_gpus import find_candidates
-from slurm_gpumem.submission.job.script_key import is_session
 from slurm_gpumem.submission.job.slots import check_slot
 from slurm_gpumem.submission.needs import estimate_needs
 from slurm_gpumem.submission.plan import NOT_RUN_YET, Plan
@@ -97,10 +96,6 @@ def _by_earlier_runs(asked: Submission) -> Plan:
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
     if asked.gpus.gpus != 1 or asked.gpus.keep_whole or asked.gpus.shared_gres:
         return plan._replace(kept_because=asked.gpus.keep_whole or "it asks for no single GPU")
-    if asked.options.any_of("pty") or is_session(asked.script_text or asked.options.get("wrap") or ""):
-        return plan._replace(
-            kept_because="what a session takes says nothing of the next one (mem=12G shares)"
-        )
     note_new_runs()
     try:
         candidates = find_candidates(asked)

@@ -87,6 +87,11 @@ class Submission(NamedTuple):
         return self.script.text() if self.script else ""
 
     @property
+    def text(self) -> str:
+        """What it runs: the script's text, or --wrap's."""
+        return self.script_text or self.options.get("wrap") or ""
+
+    @property
     def commands(self) -> List[Tuple[str, str]]:
         """Lines that run something, and the script's arguments, with where they stand."""
         name = self.script.name if self.script else ""
@@ -182,7 +187,7 @@ def read_submission(raw: RawInput) -> Submission:
     gpus = gpu_wish(options, script)
     several = raw.line.het_job or (script is not None and script.het_job)
     found = Submission(raw, settings, config, options, gpus, warnings)
-    if not asks and raw.plain and (config.sharing.mode == "opt-in" or options.any_of("pty")):
+    if not asks and not settings.slot_s and _left_alone(found):
         return found._replace(goes_unchanged=NOTHING_ASKED)
     if not asks:
         runs = script is not None or options.any_of("wrap") or bool(found.command)
@@ -200,6 +205,14 @@ def read_submission(raw: RawInput) -> Submission:
     return _in_its_environment(found)._replace(
         trace=settings.trace or not asks, goes_unchanged=HETEROGENEOUS if several else ""
     )
+
+
+def _left_alone(asked: Submission) -> bool:
+    """Whether a job that asks for nothing is none that earlier runs decide for."""
+    from slurm_gpumem.submission.job.script_key import is_session
+
+    by_mode = asked.raw.plain and asked.config.sharing.mode == "opt-in"
+    return by_mode or asked.options.any_of("pty") or is_session(asked.text)
 
 
 def _in_its_mode(config: Config, options: Wishes, *, plain: bool) -> Config:
@@ -272,8 +285,7 @@ def key_of_script(asked: Submission) -> str:
     """What all runs of the job's script are known by."""
     from slurm_gpumem.submission.job.script_key import script_key
 
-    text = asked.script_text or asked.options.get("wrap") or ""
-    return script_key(text, asked.command or asked.raw.line.script_args, os.environ)
+    return script_key(asked.text, asked.command or asked.raw.line.script_args, os.environ)
 
 
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:
