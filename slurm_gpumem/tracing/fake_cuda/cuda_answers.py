@@ -7,7 +7,7 @@ import sys
 import types
 from collections import defaultdict
 from itertools import count
-from typing import Any, Callable, Dict, Iterator, Protocol, Tuple
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
@@ -26,18 +26,7 @@ from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 
-class Memory(Protocol):
-    """Who knows how much is allocated."""
-
-    live_bytes: int
-    most_bytes: int
-    """At once, since the script last asked to forget it."""
-
-    def empty_cache(self) -> None:
-        """What is free goes back to the driver."""
-
-
-def _statistics(memory: Memory) -> Callable[..., Dict[str, int]]:
+def _statistics(memory: ScriptRecorder) -> Callable[..., Dict[str, int]]:
     """`torch.cuda.memory_stats()`: what is allocated counts as what is reserved; nothing else happens."""
 
     def memory_stats(*args: Any, **kwargs: Any) -> Dict[str, int]:
@@ -50,14 +39,14 @@ def _statistics(memory: Memory) -> Callable[..., Dict[str, int]]:
     return memory_stats
 
 
-def _forgetting(memory: Memory) -> Callable[..., None]:
+def _forgetting(memory: ScriptRecorder) -> Callable[..., None]:
     def reset(*args: Any, **kwargs: Any) -> None:
         memory.most_bytes = memory.live_bytes
 
     return reset
 
 
-def _of_memory(memory: Memory) -> Dict[str, Callable[..., Any]]:
+def _of_memory(memory: ScriptRecorder) -> Dict[str, Callable[..., Any]]:
     """What asks for allocated memory or changes it, by its names in torch.cuda and torch.accelerator."""
     return {
         **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"),
@@ -71,7 +60,7 @@ def _of_memory(memory: Memory) -> Dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
-def answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> Iterator[Tuple[Any, str, Any]]:
+def answers(world: CudaWorld, gpu: GpuFacts, memory: ScriptRecorder) -> Iterator[Tuple[Any, str, Any]]:
     """(owner, name, replacement) of the functions that ask for a GPU or command one."""
     properties = types.SimpleNamespace(
         name=gpu.name,
@@ -179,7 +168,7 @@ def _addresses(real: Callable[[Any], int]) -> Callable[[Any], int]:
     return data_ptr
 
 
-def install_answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> None:
+def install_answers(world: CudaWorld, gpu: GpuFacts, memory: ScriptRecorder) -> None:
     """Put them in place, for the rest of the process's life."""
     for owner, name, value in answers(world, gpu, memory):
         if hasattr(owner, name):
@@ -282,8 +271,7 @@ class Nothing:
         return _answering(None)
 
 
-# Streams and CUDA graphs: nothing runs on them here, and they take memory of their own.
-
+# -- Streams and CUDA graphs: nothing runs on them here, and they take memory of their own -------------
 
 FURTHER_STREAM = 70 << 20
 """What the driver takes, outside of PyTorch's allocator, when work is given to a second stream: 64 to 70 MiB

@@ -16,8 +16,8 @@ import torch
 
 from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
 from slurm_gpumem.tracing.cuda.substitutes import cuda_substitutes
-from slurm_gpumem.tracing.engine.constants import known_constants
 from slurm_gpumem.tracing.engine.recording import Guess
+from slurm_gpumem.tracing.engine.values import known_constants
 from slurm_gpumem.tracing.fake_cuda import torch_patches
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import install_answers, install_streams
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
@@ -100,7 +100,7 @@ class Tracer:
         torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1") or 1)))
         recorder, steps, rounds, unwritten = self.recorder, self.steps, self.rounds, self.unwritten
         recorder.enter("setup", 0)
-        _kept.enter_context(optimizers.foreach_on_meta())
+        optimizers.foreach_on_meta()
         _kept.enter_context(cuda_substitutes(recorder))
         _kept.enter_context(known_constants())
         _kept.enter_context(self.places)
