@@ -66,7 +66,7 @@ def test_what_pytorch_knows_of_functions_to_compile_is_the_same_after_a_trace() 
     import torch
     from torch import nn
 
-    from slurm_gpumem.tracing.engine.constants import known_constants
+    from slurm_gpumem.tracing.engine.values import known_constants
     from slurm_gpumem.tracing.model.live import summarize
 
     known = torch.jit._builtins._get_builtin_table()

@@ -8,12 +8,13 @@ of several small matrices are solved by cuBLAS, without one.
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.cuda.layouts import size_of
+from slurm_gpumem.tracing.engine.memo import overloads
 from slurm_gpumem.tracing.engine.recording import Recording
 from slurm_gpumem.units import MIB
 
@@ -81,7 +82,7 @@ def _solver(at: int, extra: Callable[[Tensor], int], factors: bool) -> Callable[
 
 
 def _handlers() -> Dict[Any, Callable[..., Any]]:
-    table = (
+    table: Tuple[Tuple[str, int, Callable[[Tensor], int], bool], ...] = (
         ("linalg_cholesky_ex", 0, _nothing, False),
         ("_cholesky_solve_helper", 1, _once, False),
         ("cholesky_solve", 1, _once, False),
@@ -95,12 +96,11 @@ def _handlers() -> Dict[Any, Callable[..., Any]]:
         ("_linalg_svd", 0, _singular_values, False),
         ("linalg_qr", 0, _rotations, False),
     )
-    found = {}
-    for name, at, extra, factors in table:
-        packet = getattr(aten, name, None)
-        if packet is not None and hasattr(packet, "default"):
-            found[packet.default] = _solver(at, extra, factors)
-    return found
+    return {
+        one: _solver(at, extra, factors)
+        for name, at, extra, factors in table
+        for one in overloads(name, only=["default"])
+    }
 
 
 SOLVERS = _handlers()

@@ -19,7 +19,7 @@ from torch.overrides import _get_current_function_mode_stack, _pop_mode
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.cuda.fused import Fused
-from slurm_gpumem.tracing.fake_cuda.streams import FURTHER_STREAM
+from slurm_gpumem.tracing.fake_cuda.cuda_answers import FURTHER_STREAM
 from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
 from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder

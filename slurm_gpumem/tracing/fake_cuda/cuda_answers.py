@@ -6,7 +6,8 @@ import importlib
 import sys
 import types
 from collections import defaultdict
-from typing import Any, Callable, Dict, Iterator, Protocol, Tuple
+from itertools import count
+from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
@@ -21,20 +22,11 @@ from slurm_gpumem.tracing.fake_cuda.world import (
     is_cuda,
     is_number,
 )
+from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
 
-class Memory(Protocol):
-    """Who knows how much is allocated."""
-
-    live_bytes: int
-    most_bytes: int
-    """At once, since the script last asked to forget it."""
-
-    def empty_cache(self) -> None:
-        """What is free goes back to the driver."""
-
-
-def _statistics(memory: Memory) -> Callable[..., Dict[str, int]]:
+def _statistics(memory: ScriptRecorder) -> Callable[..., Dict[str, int]]:
     """`torch.cuda.memory_stats()`: what is allocated counts as what is reserved; nothing else happens."""
 
     def memory_stats(*args: Any, **kwargs: Any) -> Dict[str, int]:
@@ -47,14 +39,14 @@ def _statistics(memory: Memory) -> Callable[..., Dict[str, int]]:
     return memory_stats
 
 
-def _forgetting(memory: Memory) -> Callable[..., None]:
+def _forgetting(memory: ScriptRecorder) -> Callable[..., None]:
     def reset(*args: Any, **kwargs: Any) -> None:
         memory.most_bytes = memory.live_bytes
 
     return reset
 
 
-def _of_memory(memory: Memory) -> Dict[str, Callable[..., Any]]:
+def _of_memory(memory: ScriptRecorder) -> Dict[str, Callable[..., Any]]:
     """What asks for allocated memory or changes it, by its names in torch.cuda and torch.accelerator."""
     return {
         **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"),
@@ -68,7 +60,7 @@ def _of_memory(memory: Memory) -> Dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
-def answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> Iterator[Tuple[Any, str, Any]]:
+def answers(world: CudaWorld, gpu: GpuFacts, memory: ScriptRecorder) -> Iterator[Tuple[Any, str, Any]]:
     """(owner, name, replacement) of the functions that ask for a GPU or command one."""
     properties = types.SimpleNamespace(
         name=gpu.name,
@@ -176,7 +168,7 @@ def _addresses(real: Callable[[Any], int]) -> Callable[[Any], int]:
     return data_ptr
 
 
-def install_answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> None:
+def install_answers(world: CudaWorld, gpu: GpuFacts, memory: ScriptRecorder) -> None:
     """Put them in place, for the rest of the process's life."""
     for owner, name, value in answers(world, gpu, memory):
         if hasattr(owner, name):
@@ -277,3 +269,72 @@ class Nothing:
         if name.startswith("__"):
             raise AttributeError(name)
         return _answering(None)
+
+
+# -- Streams and CUDA graphs: nothing runs on them here, and they take memory of their own -------------
+
+FURTHER_STREAM = 70 << 20
+"""What the driver takes, outside of PyTorch's allocator, when work is given to a second stream: 64 to 70 MiB
+on an H200, PyTorch 2.11."""
+MOST_STREAMS = 32
+"""PyTorch gives a script's streams out of a pool of this size, one after the other."""
+
+
+def install_streams(recorder: ScriptRecorder, report: Report) -> None:
+    """Replace them, for the rest of the process's life."""
+    numbers = count()
+
+    class Stream(Nothing):
+        """A stream of the script's own."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.number = 1 + next(numbers) % MOST_STREAMS
+
+    class OnStream(Nothing):
+        """`with torch.cuda.stream(side)`."""
+
+        def __init__(self, stream: Any = None) -> None:
+            self._number = stream.number if isinstance(stream, Stream) else 0
+
+        def __enter__(self) -> OnStream:
+            self._outer = (recorder.stream, recorder.pool)
+            if self._number:
+                recorder.once("stream", FURTHER_STREAM, "stream")
+                recorder.stream, recorder.pool = f"{self._number}", self._number
+            return self
+
+        def __exit__(self, *args: Any) -> None:
+            recorder.stream, recorder.pool = self._outer
+
+    class Captured(Nothing):
+        """`with torch.cuda.graph(g)`: its blocks come from a pool of its own, which keeps what they leave."""
+
+        def __enter__(self) -> Captured:
+            recorder.once("stream", FURTHER_STREAM, "stream")
+            self._outer, recorder.stream = recorder.stream, "capture"
+            self._before, self._peak = recorder.live_bytes, recorder.peak_bytes
+            recorder.peak_bytes = recorder.live_bytes
+            return self
+
+        def __exit__(self, *args: Any) -> None:
+            recorder.stream = self._outer
+            kept = recorder.live_bytes
+            within, recorder.peak_bytes = recorder.peak_bytes, max(recorder.peak_bytes, self._peak)
+            if within > kept:
+                recorder.take(within - max(kept, self._before), "cuda graph", "activations")
+
+    def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model itself: what it allocates is about what its graphs keep."""
+        report.note(
+            "make_graphed_callables is traced as the model itself. Its graphs keep their memory also while "
+            "it is evaluated, or while other models run: that comes on top"
+        )
+        return callables
+
+    for name, value in (
+        ("Stream", Stream),
+        ("stream", OnStream),
+        ("graph", Captured),
+        ("make_graphed_callables", graphed),
+    ):
+        setattr(torch.cuda, name, value)

@@ -26,7 +26,7 @@ from slurm_gpumem.tracing.follow import counters, loops, trainers
 from slurm_gpumem.tracing.follow.enough_steps import Steps, spent
 from slurm_gpumem.tracing.follow.fast_forward import SEEN_EVALUATIONS
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
-from slurm_gpumem.tracing.follow.unwritten import Unwritten
+from slurm_gpumem.tracing.follow.written_files import Unwritten
 from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 

@@ -24,7 +24,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tu
 from slurm_gpumem.tracing import own_code
 from slurm_gpumem.tracing.follow import counters, loops
 from slurm_gpumem.tracing.follow.enough_steps import Steps, spent
-from slurm_gpumem.tracing.follow.unwritten import Unwritten
+from slurm_gpumem.tracing.follow.written_files import Unwritten
 from slurm_gpumem.tracing.own_code import is_users
 from slurm_gpumem.tracing.script import hints
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder

@@ -9,7 +9,7 @@ such a file system and named by nobody, is empty.
 Copying up a folder or file needs its owner and group to exist in the user namespace, which has only one of
 each. So folders of a colleague's or of another group that may be written to are made in the upper layer
 beforehand, where they merge with what is below; small files of that kind are copied, and others when
-Python opens them (`script.foreign_files`).
+Python opens them (`follow.written_files`).
 """
 
 from __future__ import annotations

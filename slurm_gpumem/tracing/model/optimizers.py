@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
+from typing import Callable, Dict, List, Union
 
 import torch
 from torch import nn
@@ -68,23 +67,13 @@ def name_of(given: Given, optimizer: torch.optim.Optimizer) -> str:
     return kind
 
 
-@contextmanager
-def foreach_on_meta() -> Iterator[None]:
-    """Inside, optimizers use `foreach`, `fused` and `capturable` for meta tensors as they do for CUDA's."""
-    replaced: List[Tuple[Any, str, Any]] = [
-        (module, name, vars(module)[name])
-        for at, module in list(sys.modules.items())
-        if at.startswith(("torch.optim", "torch.utils._foreach_utils"))
-        for name in _DEVICES_FOR
-        if name in vars(module)
-    ]
-    for module, name, original in replaced:
-        setattr(module, name, _with_meta(original))
-    try:
-        yield
-    finally:
-        for module, name, original in replaced:
-            setattr(module, name, original)
+def foreach_on_meta() -> None:
+    """From now on optimizers use `foreach`, `fused` and `capturable` for meta tensors as for CUDA's."""
+    for at, module in list(sys.modules.items()):
+        if at.startswith(("torch.optim", "torch.utils._foreach_utils")):
+            for name in _DEVICES_FOR:
+                if name in vars(module):
+                    setattr(module, name, _with_meta(vars(module)[name]))
 
 
 def _with_meta(devices: Callable[..., List[str]]) -> Callable[..., List[str]]:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,6 @@ from slurm_gpumem.tracing.guard import start
 from slurm_gpumem.tracing.guard.leftovers import remove
 from slurm_gpumem.tracing.guard.limits import Limits as Limits
 from slurm_gpumem.tracing.guard.limits import bound, end, exceeded
-from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.refusals import not_safe, only_refused
 from slurm_gpumem.tracing.guard.slots import AS_FREE as AS_FREE
 from slurm_gpumem.tracing.guard.slots import Slot
@@ -42,6 +42,46 @@ from slurm_gpumem.tracing.script.report_folder import (
     strings_in,
 )
 
+
+class Output:
+    """A pipe for a command's output, and whoever empties it: all of it is read, and only its end is kept."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        self._last = b""
+        self._reader: Optional[threading.Thread] = None
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._reader is None:
+            os.close(self.write_end)
+            os.close(self._read_end)
+
+    def listen(self) -> None:
+        """Once the command has been started: it ends when all its processes have."""
+        os.close(self.write_end)
+        self._reader = threading.Thread(target=self._empty, daemon=True)
+        self._reader.start()
+
+    def _empty(self) -> None:
+        with open(self._read_end, "rb", buffering=0) as pipe:
+            while True:
+                data = pipe.read(1 << 16)
+                if not data:
+                    return
+                self._last = (self._last + data)[-_KEPT:]
+
+    def tail(self, lines: int) -> str:
+        """The last lines, printable; called when the command has ended."""
+        if self._reader is not None:
+            self._reader.join(timeout=1.0)  # a process that nobody can end may hold the pipe
+        text = self._last.decode(errors="replace")
+        shown = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
+        return "\n".join(shown[-lines:])
+
+
 # How much of this host's memory a traced process may take.
 
 
@@ -58,11 +98,14 @@ def most_of_free_mib() -> int:
 _HERE = Path(__file__).resolve().parent
 _PACKAGE_ROOT = str(_HERE.parents[2])
 _POLL_S = 0.1
+_KEPT = 16384
+"""Bytes of a command's output ..."""
 _TAIL_LINES = 40
+"""... and lines of it that are told."""
 _FINISH_S = 3.0
 """Before the limit, the traced process ends by itself if it has seen training ..."""
 _QUIET_S = 3.0
-"""... or this much after it, where it is busy with something else than PyTorch (`steps.Steps.is_late`) ..."""
+"""... or this much after it, where it is busy with something else than PyTorch (`Steps.is_late`) ..."""
 _WRITING_S = 30.0
 """... and may take so much longer to write down what it has seen: millions of events on a busy machine."""
 

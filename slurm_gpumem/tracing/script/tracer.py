@@ -16,22 +16,22 @@ import torch
 
 from slurm_gpumem.tracing.cuda.autocast import autocast_on_meta
 from slurm_gpumem.tracing.cuda.substitutes import cuda_substitutes
-from slurm_gpumem.tracing.engine.constants import known_constants
 from slurm_gpumem.tracing.engine.recording import Guess
-from slurm_gpumem.tracing.fake_cuda import streams, torch_patches
-from slurm_gpumem.tracing.fake_cuda.cuda_answers import install_answers
+from slurm_gpumem.tracing.engine.values import known_constants
+from slurm_gpumem.tracing.fake_cuda import torch_patches
+from slurm_gpumem.tracing.fake_cuda.cuda_answers import install_answers, install_streams
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
 from slurm_gpumem.tracing.follow import largest_batches, loop_skipper
+from slurm_gpumem.tracing.follow.checkpoints import follow_checkpoints
 from slurm_gpumem.tracing.follow.enough_steps import ENOUGH_STEPS, Steps
 from slurm_gpumem.tracing.follow.epochs import Epochs
 from slurm_gpumem.tracing.follow.fast_forward import FastForward
 from slurm_gpumem.tracing.follow.generation import Generation
 from slurm_gpumem.tracing.follow.loop_skipper import Rounds
 from slurm_gpumem.tracing.follow.training_hooks import TrainingHooks
-from slurm_gpumem.tracing.follow.unwritten import Unwritten, follow_checkpoints
+from slurm_gpumem.tracing.follow.written_files import Unwritten, copy_foreign_files
 from slurm_gpumem.tracing.model import optimizers
-from slurm_gpumem.tracing.script import foreign_files
 from slurm_gpumem.tracing.script.ending import Ending, Summed
 from slurm_gpumem.tracing.script.hints import PHASE
 from slurm_gpumem.tracing.script.inference import Inference
@@ -95,18 +95,17 @@ class Tracer:
 
     def install(self) -> None:
         """Put all of it into force."""
-        if hasattr(torch, "compile"):
-            # By the first optimizer at the latest: before a script has put something in Triton's place.
-            importlib.import_module("torch._dynamo")
+        # By the first optimizer at the latest: before a script has put something in Triton's place.
+        importlib.import_module("torch._dynamo")
         torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1") or 1)))
         recorder, steps, rounds, unwritten = self.recorder, self.steps, self.rounds, self.unwritten
         recorder.enter("setup", 0)
-        _kept.enter_context(optimizers.foreach_on_meta())
+        optimizers.foreach_on_meta()
         _kept.enter_context(cuda_substitutes(recorder))
         _kept.enter_context(known_constants())
         _kept.enter_context(self.places)
         install_answers(self.world, self._gpu, recorder)
-        streams.install(recorder, self.report)
+        install_streams(recorder, self.report)
         torch_patches.install(recorder, self.world, self.report)
         follow_checkpoints(recorder, steps, unwritten, self._repeats)
         largest_batches.install_random(recorder, self._repeats, self.note)
@@ -117,7 +116,7 @@ class Tracer:
         self.skips.install()
         Generation(recorder, self.inference).install()
         unwritten.install()
-        foreign_files.install()
+        copy_foreign_files()
         _in_every_thread(self.world, recorder)
         self.world.__enter__()
         recorder.__enter__()

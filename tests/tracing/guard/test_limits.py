@@ -15,9 +15,8 @@ import pytest
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.guard import limits, slots
 from slurm_gpumem.tracing.guard.limits import held_mib
-from slurm_gpumem.tracing.guard.output import Output
 from slurm_gpumem.tracing.guard.slots import Slot, cpus_of
-from slurm_gpumem.tracing.script.run import Limits, trace_command
+from slurm_gpumem.tracing.script.run import Limits, Output, trace_command
 from tests.support.other_user import as_user
 
 NAME = f"gpumem-trace-test-{os.getpid()}"
