@@ -1,0 +1,67 @@
+"""A site's job_submit.lua and cli_filter.lua with our lines in them, and the filter's files."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping
+
+from slurm_gpumem.data import FILTER_COMMAND, data_path, filter_command
+from slurm_gpumem.site.setup.slurm_conf import words_of
+
+FILTER, FILTER_FILE = "cli_filter.lua", "gpumem_filter.lua"
+_FUNCTIONS = {"job_submit.lua": "slurm_job_submit", FILTER: "slurm_cli_pre_submit"}
+_LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
+"""Lua allows nothing after it."""
+
+
+def with_our_lines(
+    name: str, current: Mapping[str, str], plugins: str, running: Mapping[str, str], notes: List[str]
+) -> str:
+    """The site's own file with our lines in it, or our example where it has none."""
+    example = data_path("lua", name).read_text()
+    text = current.get(name, example)
+    if text != example and running and "lua" not in words_of(running, plugins):
+        notes.append(f"{name} is there and not in use now; {plugins}=lua puts its own rules in use too")
+    if "gpumem" in text:
+        return text
+    if _FUNCTIONS[name] not in text:
+        notes.append(f"{name}: no {_FUNCTIONS[name]} found; put in the marked lines by hand")
+        return text
+    # At the end: the site's rules see requests as users wrote them, also those that match `gpu`.
+    ours = "".join(line for line in example.splitlines(keepends=True) if line.endswith("-- gpumem\n"))
+    last = _LAST_RETURN.search(text)
+    end = len(text) if last is None else last.start()
+    between = "" if text[:end].endswith("\n") else "\n"
+    return text[:end] + between + ours + text[end:]
+
+
+def is_in_place(current: Mapping[str, str]) -> bool:
+    """Whether this host has all that slurm.conf's CliFilterPlugins=lua needs."""
+    return "gpumem" in current.get(FILTER, "") and {FILTER_FILE, FILTER_COMMAND} <= set(current)
+
+
+def filter_files(current: Mapping[str, str], running: Mapping[str, str], notes: List[str]) -> Dict[str, str]:
+    """What hosts need that submit jobs, before slurm.conf names the filter."""
+    where = "every host that submits (login nodes, compute nodes whose jobs call sbatch or srun)"
+    three = f"{FILTER}, {FILTER_FILE} and {FILTER_COMMAND} beside slurm.conf on {where}"
+    files = {
+        FILTER: with_our_lines(FILTER, current, "CliFilterPlugins", running, notes),
+        FILTER_FILE: data_path("lua", FILTER_FILE).read_text(),
+        # The site's, once it is there: Python may be elsewhere on login nodes.
+        FILTER_COMMAND: current.get(FILTER_COMMAND) or filter_command(),
+    }
+    if "lua" in words_of(running, "CliFilterPlugins"):
+        if any(current.get(name) != text for name, text in files.items()):
+            notes.append(f"plain sbatch: put {three}")
+    elif is_in_place(current):
+        notes.append(
+            f"plain sbatch, second step: CliFilterPlugins=lua only when there are {three}: a host without "
+            f"{FILTER} refuses every sbatch, srun and salloc. No daemon needs a restart. Undo: first that "
+            "line, everywhere, then the files. --no-cli-filter leaves it out"
+        )
+    else:
+        notes.append(
+            f"plain sbatch, first step: put {three}. That changes nothing. Then run gpumem setup again: it "
+            "proposes CliFilterPlugins=lua. --no-cli-filter leaves both out"
+        )
+    return files
