@@ -390,6 +390,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "filter-unseen",
         "doctor --here",
     ),
+    "a cli_filter.lua without a function": (
+        filtered(cli_filter_lua=OURS["cli_filter.lua"].replace("slurm_cli_post_submit", "other")),
+        Severity.WARNING,
+        "filter-broken",
+        "define it",
+    ),
     "no Lua loads cli_filter.lua": (
         replace(filtered(), filter={"lua5.1": LuaReport(broken=(("cli_filter.lua", "x"),))}),
         Severity.CRITICAL,

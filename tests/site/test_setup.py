@@ -286,7 +286,10 @@ def test_a_job_submit_lua_without_the_function_is_left_to_the_admin() -> None:
     assert "by hand" in " ".join(odd.notes)
 
 
-OWN_FILTER = "-- policy\nfunction slurm_cli_pre_submit(options, offset)\n  return slurm.SUCCESS\nend\n"
+OWN_FILTER = "-- policy\n" + "".join(
+    f"function slurm_cli_{name}(...)\n  return slurm.SUCCESS\nend\n"
+    for name in ("setup_defaults", "pre_submit", "post_submit")
+)
 
 
 @pytest.mark.parametrize("own", [None, OWN_FILTER])
@@ -321,6 +324,21 @@ def test_slurm_conf_names_the_filter_only_once_its_files_are_there(
     third = propose(SetupOptions(), snapshot({**seen, **second.files}), memory_of)
     assert third.diff() == ""
     assert not any("plain sbatch" in text for text in third.notes)
+
+
+def test_a_cli_filter_that_slurm_would_not_take_is_left_to_the_admin() -> None:
+    half = OWN_FILTER.replace("slurm_cli_post_submit", "other")
+    for text in (half, half + "-- gpumem\n"):
+        seen = {
+            "slurm.conf": TWO_NODES,
+            "cli_filter.lua": text,
+            "gpumem_filter.lua": "",
+            "gpumem_command": "x",
+        }
+        proposal = propose(SetupOptions(), snapshot(seen), memory_of)
+        assert proposal.files["cli_filter.lua"] == text
+        assert "CliFilterPlugins" not in proposal.files["slurm.conf"]
+        assert "must define slurm_cli_post_submit, too" in " ".join(proposal.notes)
 
 
 def test_a_site_may_leave_plain_sbatch_as_it_is() -> None:

@@ -9,6 +9,7 @@ from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, data_path
 from slurm_gpumem.site.doctor.check_hooks import FILTER_PLUGIN, partition_modes
 from slurm_gpumem.site.doctor.findings import Finding, Severity, note, warning
+from slurm_gpumem.site.setup.lua_files import missing_functions
 from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
 
@@ -40,6 +41,13 @@ def filter_is_safe(now: Snapshot) -> Iterator[Finding]:
         )
     if FILTER not in now.files:
         return
+    for function in missing_functions(FILTER, now.files[FILTER]):
+        yield warning(
+            "filter-broken",
+            f"{FILTER} names no {function}",
+            f"{_REFUSES}, unless another file defines it",
+            "define it: return slurm.SUCCESS is enough",
+        )
     if "gpumem" not in now.files[FILTER]:
         yield warning("filter-off", f"{FILTER} does not call {FILTER_FILE}", _AS_TYPED, _INSTALL)
         return

@@ -9,7 +9,11 @@ from slurm_gpumem.data import FILTER_COMMAND, data_path, filter_command
 from slurm_gpumem.site.setup.slurm_conf import words_of
 
 FILTER, FILTER_FILE = "cli_filter.lua", "gpumem_filter.lua"
-_FUNCTIONS = {"job_submit.lua": "slurm_job_submit", FILTER: "slurm_cli_pre_submit"}
+_FUNCTIONS = {
+    "job_submit.lua": ("slurm_job_submit",),
+    FILTER: ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
+}
+"""What we look for in a site's own file; without one of the filter's three, Slurm refuses every job."""
 _LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
 """Lua allows nothing after it."""
 
@@ -24,8 +28,9 @@ def with_our_lines(
         notes.append(f"{name} is there and not in use now; {plugins}=lua puts its own rules in use too")
     if "gpumem" in text:
         return text
-    if _FUNCTIONS[name] not in text:
-        notes.append(f"{name}: no {_FUNCTIONS[name]} found; put in the marked lines by hand")
+    missing = missing_functions(name, text)
+    if missing:
+        notes.append(f"{name}: no {' and no '.join(missing)} found; put in the marked lines by hand")
         return text
     # At the end: the site's rules see requests as users wrote them, also those that match `gpu`.
     ours = "".join(line for line in example.splitlines(keepends=True) if line.endswith("-- gpumem\n"))
@@ -35,9 +40,16 @@ def with_our_lines(
     return text[:end] + between + ours + text[end:]
 
 
+def missing_functions(name: str, text: str) -> List[str]:
+    """Functions that Slurm wants of such a file and that are not named in it."""
+    return [function for function in _FUNCTIONS[name] if function not in text]
+
+
 def is_in_place(current: Mapping[str, str]) -> bool:
     """Whether this host has all that slurm.conf's CliFilterPlugins=lua needs."""
-    return "gpumem" in current.get(FILTER, "") and {FILTER_FILE, FILTER_COMMAND} <= set(current)
+    text = current.get(FILTER, "")
+    there = {FILTER_FILE, FILTER_COMMAND} <= set(current)
+    return there and "gpumem" in text and not missing_functions(FILTER, text)
 
 
 def filter_files(current: Mapping[str, str], running: Mapping[str, str], notes: List[str]) -> Dict[str, str]:
@@ -53,6 +65,11 @@ def filter_files(current: Mapping[str, str], running: Mapping[str, str], notes: 
     if "lua" in words_of(running, "CliFilterPlugins"):
         if any(current.get(name) != text for name, text in files.items()):
             notes.append(f"plain sbatch: put {three}")
+    elif missing_functions(FILTER, files[FILTER]):
+        notes.append(
+            f"plain sbatch: {FILTER} must define {', '.join(missing_functions(FILTER, files[FILTER]))}, too: "
+            "Slurm refuses every submission without it. Then run gpumem setup again"
+        )
     elif is_in_place(current):
         notes.append(
             f"plain sbatch, second step: CliFilterPlugins=lua only when there are {three}: a host without "
