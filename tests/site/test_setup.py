@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main
-from slurm_gpumem.data import LUA_FILES, data_path
+from slurm_gpumem.data import FILTER_FILES, LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.queue_order import WORD, flow_settings
@@ -350,6 +350,17 @@ def test_a_site_may_leave_plain_sbatch_as_it_is() -> None:
     # What is in use stays.
     on = propose(options, snapshot({"slurm.conf": "CliFilterPlugins=lua\n" + TWO_NODES}), memory_of)
     assert "CliFilterPlugins=lua\n" in on.files["slurm.conf"]
+
+
+def test_where_slurmctld_hands_out_slurm_conf_the_filter_is_left_out() -> None:
+    files = {name: data_path("lua", name).read_text() for name in FILTER_FILES}
+    seen = {"slurm.conf": TWO_NODES, "gpumem_command": "x", **files}
+    config = {"SlurmctldParameters": "idle_on_node_suspend,enable_configless"}
+    proposal = propose(SetupOptions(), snapshot(seen, **config), memory_of)
+    assert "CliFilterPlugins" not in proposal.files["slurm.conf"]
+    assert any("enable_configless" in text for text in proposal.notes)
+    on = {**seen, "slurm.conf": "CliFilterPlugins=lua\n" + TWO_NODES}
+    assert "cli_filter.lua" in propose(SetupOptions(), snapshot(on, **config), memory_of).files
 
 
 def test_without_slurms_filter_plug_in_it_is_left_out(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ _FUNCTIONS = {
     FILTER: ("slurm_cli_setup_defaults", "slurm_cli_pre_submit", "slurm_cli_post_submit"),
 }
 """What we look for in a site's own file; without one of the filter's three, Slurm refuses every job."""
+CONFIGLESS_NOTE = (
+    "plain sbatch: slurmctld hands out slurm.conf (enable_configless), but not the filter's files: a host without "
+    "them would submit nothing, so the filter is left out (gpumem docs job_submit)"
+)
 _LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
 """Lua allows nothing after it."""
 
@@ -43,6 +47,12 @@ def with_our_lines(
 def missing_functions(name: str, text: str) -> List[str]:
     """Functions that Slurm wants of such a file and that are not named in it."""
     return [function for function in _FUNCTIONS[name] if function not in text]
+
+
+def is_configless(running: Mapping[str, str]) -> bool:
+    """Whether hosts get slurm.conf of slurmctld, and no filter with it that is not theirs already."""
+    parameters = words_of(running, "SlurmctldParameters")
+    return "enable_configless" in parameters and "lua" not in words_of(running, "CliFilterPlugins")
 
 
 def is_in_place(current: Mapping[str, str]) -> bool:

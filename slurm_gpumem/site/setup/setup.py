@@ -20,7 +20,14 @@ from slurm_gpumem.site.queue_order import flow_settings, has_patience
 from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf, refuse_pending_edits, same_gres
 from slurm_gpumem.site.setup.gres_conf import edit_gres_conf, in_device_order
 from slurm_gpumem.site.setup.hook_files import contents, hook_files, named, parts_among
-from slurm_gpumem.site.setup.lua_files import FILTER_FILE, filter_files, is_in_place, with_our_lines
+from slurm_gpumem.site.setup.lua_files import (
+    CONFIGLESS_NOTE,
+    FILTER_FILE,
+    filter_files,
+    is_configless,
+    is_in_place,
+    with_our_lines,
+)
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.setup.render import lua_table, new_site, node_gres, toml_file
 from slurm_gpumem.site.setup.setup_notes import (
@@ -147,7 +154,9 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
         )
     plugins = ["JobSubmitPlugins"] if _has_lua(running, options, "JobSubmitPlugins", LUA_PLUGIN) else []
     lua, filters = bool(plugins), {}
-    if options.cli_filter and _has_lua(running, options, "CliFilterPlugins", FILTER_PLUGIN):
+    if options.cli_filter and is_configless(running):
+        notes.append(CONFIGLESS_NOTE)
+    elif options.cli_filter and _has_lua(running, options, "CliFilterPlugins", FILTER_PLUGIN):
         filters = filter_files(current, running, notes)
         plugins += ["CliFilterPlugins"] if is_in_place(current) else []
     elif options.cli_filter:
