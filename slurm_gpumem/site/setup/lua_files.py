@@ -15,8 +15,8 @@ _FUNCTIONS = {
 }
 """What we look for in a site's own file; without one of the filter's three, Slurm refuses every job."""
 CONFIGLESS_NOTE = (
-    "plain sbatch: slurmctld hands out slurm.conf (enable_configless), but not the filter's files: a host without "
-    "them would submit nothing, so the filter is left out (gpumem docs job_submit)"
+    "plain sbatch: slurmctld hands out slurm.conf (enable_configless), but not the filter's files: a host "
+    "without them would submit nothing, so the filter is left out (gpumem docs job_submit)"
 )
 _LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
 """Lua allows nothing after it."""
