@@ -423,7 +423,7 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "gpumem docs job_submit",
     ),
     "a filter that is not in use": (
-        replace(HEALTHY, files={**HEALTHY.files, **OURS}),
+        replace(HEALTHY, files={**HEALTHY.files, **OURS, "gpumem_command": "x"}),
         Severity.NOTE,
         "filter-unused",
         "CliFilterPlugins=lua",

@@ -9,7 +9,7 @@ from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, data_path
 from slurm_gpumem.site.doctor.check_hooks import FILTER_PLUGIN, partition_modes
 from slurm_gpumem.site.doctor.findings import Finding, Severity, note, warning
-from slurm_gpumem.site.setup.lua_files import missing_functions
+from slurm_gpumem.site.setup.lua_files import is_in_place, missing_functions
 from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
 
@@ -112,7 +112,7 @@ def filter_is_in_use(now: Snapshot) -> Iterator[Finding]:
             _AS_TYPED,
             "gpumem docs job_submit#plain-sbatch",
         )
-    elif "gpumem" in now.files.get(FILTER, "") and FILTER_FILE in now.files:
+    elif is_in_place(now.files):
         yield note(
             "filter-unused",
             f"{FILTER} is there and {unset}",
