@@ -31,12 +31,12 @@ local clean, given = read.clean, read.given
 -- Deciding -----------------------------------------------------------------------------------
 
 -- MiB of GPU memory that the job asks to share; nil if it does not ask, and the error if its request is wrong.
-local function wish(site, record, directives, request)
+local function wish(mode, record, directives, request)
   if record then
     local mib = match(record.req or "", "^%d+$") and #record.req <= 9 and tonumber(record.req) or 0
     local shares = match(record.shards or "", "^%d+$") and tonumber(record.shards)
     -- A record without shards next to a whole GPU is only an estimate for later comparison.
-    local only_estimate = request.whole and not request.shared and not shares and site.mode ~= "on"
+    local only_estimate = request.whole and not request.shared and not shares and mode ~= "on"
     return mib > 0 and shares ~= 0 and not only_estimate and mib or nil
   elseif directives and directives.mem then
     local mib = read.parse_mib(directives.mem)
@@ -150,7 +150,7 @@ function M.plan(job, partitions, site)
   end
   local request = requests.sort(asked.items, site)
   asked.request = request
-  local mib, wrong = wish(site, asked.record, asked.directives, request)
+  local mib, wrong = wish(hardware.mode_for(job, partitions, site), asked.record, asked.directives, request)
   if wrong then
     return left(wrong)
   elseif not mib and not request.shared and not asked.directives then
@@ -222,26 +222,26 @@ function M.job_submit(job, partitions)
     return
   end
   local fine, why = pcall(function()
-    local plan = M.plan(job, partitions, site)
+    local plan, observes = M.plan(job, partitions, site), hardware.mode_for(job, partitions, site) == "observe"
     local script = type(job.script) == "string" and not read.find_record(job.comment) and job.script
     local head = script and sub(script, 1, MAX_SCRIPT_BYTES) or ""
     local number, line = read.find_slip(head)
-    if number and site.mode ~= "observe" then
+    if number and not observes then
       slurm.log_user("%s", format("gpumem: line %d of the script is ignored; write it like this: %s", number, clean(line)))
     end
     local directives = read.find_directives(head) or {}
-    if directives["memory-line"] and site.mode ~= "observe" then
+    if directives["memory-line"] and not observes then
       slurm.log_user("%s", "gpumem: #GPUMEM memory-line= is ignored; write #GPUMEM model=summary.txt (with gpusbatch)"
         .. " or #GPUMEM mem=12G instead")
     end
     local slot = directives.slot
-    if slot and lower(slot) ~= "off" and site.mode ~= "observe" then
+    if slot and lower(slot) ~= "off" and not observes then
       slurm.log_user("%s", clean("gpumem: sbatch gives no time slots, so #GPUMEM slot=" .. sub(slot, 1, 40)
         .. " has no effect; submit this script with gpusbatch"))
     end
     if not plan then
       return
-    elseif site.mode == "observe" then
+    elseif observes then
       slurm.log_info("%s", "gpumem: observe mode, not done: " .. (plan.message or "host memory and CPUs would be set"))
       return
     end

@@ -12,8 +12,12 @@ local function ceil_div(amount, unit)
   return math.floor((amount + unit - 1) / unit)
 end
 
--- The GPUs in the partitions the job may run in: those of its type, or all.
-function M.reachable(job, partitions, site, kind)
+-- From the most careful on: of several partitions the first counts.
+local MODES = { observe = 1, ["opt-in"] = 2, known = 3, on = 4 }
+local ORDER = { "observe", "opt-in", "known", "on" }
+
+-- The partitions the job may run in, as one text.
+local function names_of(job, partitions, site)
   local names = job.partition
   if type(names) ~= "string" or names == "" then
     for name, partition in pairs(partitions or {}) do
@@ -22,7 +26,26 @@ function M.reachable(job, partitions, site, kind)
       end
     end
   end
-  names = type(names) == "string" and sub(names, 1, MAX_NAMES_BYTES) or site.default_partition or ""
+  return type(names) == "string" and sub(names, 1, MAX_NAMES_BYTES) or site.default_partition or ""
+end
+
+--- The mode for this job: that of its partitions, the most careful of several.
+function M.mode_for(job, partitions, site)
+  if not next(site.modes or {}) then
+    return site.mode
+  end
+  local names, at, least = names_of(job, partitions, site), 1, #ORDER
+  while at <= math.max(1, #names) do
+    local stop = find(names, ",", at, true) or #names + 1
+    least = math.min(least, MODES[site.modes[sub(names, at, stop - 1)] or site.mode])
+    at = stop + 1
+  end
+  return ORDER[least]
+end
+
+-- The GPUs in the partitions the job may run in: those of its type, or all.
+function M.reachable(job, partitions, site, kind)
+  local names = names_of(job, partitions, site)
   local found, at, known = {}, 1, false
   while at <= math.max(1, #names) do
     local stop = find(names, ",", at, true) or #names + 1
@@ -95,14 +118,19 @@ end
 function M.check_site(site)
   if type(site) ~= "table" or site.schema ~= M.schema then
     return "is not a table with schema = " .. M.schema
-  elseif site.mode ~= "observe" and site.mode ~= "opt-in" and site.mode ~= "on" then
-    return 'mode is not "observe", "opt-in" or "on" (gpumem.toml)'
+  elseif not MODES[site.mode] then
+    return 'mode is not "observe", "opt-in", "known" or "on" (gpumem.toml)'
   elseif site.gres ~= "shard" and site.gres ~= "mps" then
     return 'gres is not "shard" or "mps"'
   elseif type(site.shard_mib) ~= "number" or site.shard_mib < 1 then
     return "shard_mib is not a number of MiB"
   elseif type(site.partitions) ~= "table" then
     return "has no partitions"
+  end
+  for name, mode in pairs(site.modes or {}) do
+    if not MODES[mode] then
+      return "mode of partition " .. tostring(name) .. ' is not "observe", "opt-in", "known" or "on" (gpumem.toml)'
+    end
   end
   for name, instances in pairs(type(site.instances) == "table" and site.instances or {}) do
     for _, instance in ipairs(type(instances) == "table" and instances or { false }) do
@@ -122,30 +150,34 @@ function M.check_site(site)
   return nil
 end
 
---- `mode` of [sharing] in the text of a gpumem.toml, which gpusbatch reads too; nil where it says nothing.
-function M.mode_in(text)
-  local header, mode = "", nil
+--- `mode` of [sharing] in the text of a gpumem.toml, which gpusbatch reads too, nil where it says nothing; and the
+-- modes of [sharing.partition.NAME] by their names.
+function M.modes_in(text)
+  local header, mode, modes = "", nil, {}
   for line in string.gmatch(text, "[^\r\n]+") do
     header = match(line, "^%s*%[%s*([^%[%]]-)%s*%]") or header
     local key, value = match(line, "^%s*([%w_.]+)%s*=%s*[\"']([^\"']*)[\"']")
+    local partition = match(header, "^sharing%.partition%.[\"']?([^\"']+)[\"']?$")
     if key == (header == "" and "sharing.mode" or "mode") and (header == "" or header == "sharing") then
       mode = value
+    elseif key == "mode" and partition then
+      modes[partition] = value
     end
   end
-  return mode
+  return mode, modes
 end
 
-local function read_mode(path)
+local function read_modes(path)
   local file = io.open(path)
   local text = file and file:read(MAX_TOML_BYTES)
   if file then
     file:close()
   end
-  return text and M.mode_in(text)
+  return M.modes_in(text or "")
 end
 
 --- The table in a file, read as data (it cannot call anything), with the mode that the gpumem.toml beside it sets;
--- or nil and the error.
+-- and `modes` of its partitions; or nil and the error.
 function M.load_site(path, toml)
   local chunk, why
   if setfenv then
@@ -161,7 +193,8 @@ function M.load_site(path, toml)
   end
   local fine, site = pcall(chunk)
   if fine and type(site) == "table" then
-    site.mode = read_mode(toml) or site.mode or "opt-in" -- tables written before held a mode, too
+    local mode, modes = read_modes(toml)
+    site.mode, site.modes = mode or site.mode or "opt-in", modes -- tables written before held a mode, too
   end
   why = not fine and tostring(site) or M.check_site(site)
   if why then

@@ -4,7 +4,7 @@
 usage="\
 usage: install.sh [options] login|node|controller ...
 
-  login       gpusbatch, gpusrun, gpusalloc, gpumem, their man pages and completion
+  login       gpusbatch, gpusrun, gpusalloc, gpumem, their man pages and completion, the filter's files
   node        also the hooks, for GPU nodes
   controller  also the Lua files, EpilogSlurmctld, and what gpumem setup proposes for slurm.conf and gres.conf
 
@@ -61,12 +61,16 @@ put() { # put MODE FILE TARGET
 hooks_in_use() { # the hooks that slurm.conf names
     grep -Ehs "^[^#]*$slurm/gpumem/[a-z_]+\.sh" "$slurm/slurm.conf"
 }
+filter_in_use() { # without cli_filter.lua this host would submit nothing
+    grep -Eiqs '^[^#]*CliFilterPlugins=.*lua' "$slurm/slurm.conf"
+}
 
 if [ $uninstall = yes ]; then
     [ -e "$list" ] || fail "$list: not there; nothing was installed from here"
     # Slurm drains a node whose Prolog is missing.
     if hooks_in_use >&2; then fail "$slurm/slurm.conf still names the hooks; remove these lines first, then reconfigure Slurm"; fi
     while read -r file; do
+        case $file in */cli_filter.lua) if filter_in_use || ! cmp -s "$here/lua/cli_filter.lua" "$file"; then continue; fi ;; esac
         if [ -e "$file" ] || [ -L "$file" ]; then
             if change "remove $file"; then rm -f "$file"; rmdir -p "$(dirname "$file")" 2>/dev/null || true; fi
         fi
@@ -125,6 +129,13 @@ end_library() { # the library that CUDA programs load, built on this machine
         note "$library"
     fi
 }
+# The filter of plain sbatch, in place before slurm.conf names it; a site's own cli_filter.lua stays.
+if [ -d "$slurm" ]; then
+    echo "$prefix/bin/python3 -I -m slurm_gpumem.cli.cli_filter" >"$scratch/gpumem_command"
+    if [ ! -e "$slurm/gpumem_command" ]; then put 644 "$scratch/gpumem_command" "$slurm/gpumem_command"; fi
+    put 644 "$here/lua/gpumem_filter.lua" "$slurm/gpumem_filter.lua"
+    if [ ! -e "$slurm/cli_filter.lua" ]; then put 644 "$here/lua/cli_filter.lua" "$slurm/cli_filter.lua"; fi
+fi
 for role in $roles; do
     case $role in
     node)
@@ -136,7 +147,7 @@ for role in $roles; do
         hook epilog_slurmctld.sh
         for file in "$here"/lua/gpumem*.lua; do put 644 "$file" "$slurm/${file##*/}"; done
         if [ $setup = no ] || [ ! -x "$prefix/bin/gpumem" ]; then continue; fi
-        "$prefix/bin/gpumem" setup --output "$scratch/files" >"$scratch/diff" || exit $?
+        "$prefix/bin/gpumem" setup --no-cli-filter --output "$scratch/files" >"$scratch/diff" || exit $?
         if [ -e "$scratch/files/slurm.conf.part" ]; then
             echo "next: gpumem setup where slurmctld answers; slurm.conf and gres.conf were left alone"
             continue

@@ -21,6 +21,14 @@ FILTER_COMMAND = "gpumem_command"
 """The file beside them that names the command which they run."""
 
 
+def filter_command() -> str:
+    """What FILTER_COMMAND holds for this Python."""
+    import shlex
+    import sys
+
+    return f"{shlex.quote(sys.executable)} -I -m slurm_gpumem.cli.cli_filter\n"
+
+
 def package_folder(name: str) -> str:
     """A folder of the package."""
     return os.path.join(_PACKAGE, name)

@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Dict, List, Optional
 
+from slurm_gpumem import __version__
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.slurm.submit.filter_options import Filtered, answer, read_filtered
 from slurm_gpumem.submission.job.settings import OwnOptions
@@ -45,6 +46,9 @@ def _in_time(argv: List[str]) -> int:
 
 
 def _filter(argv: List[str]) -> int:
+    if argv == ["--version"]:  # gpumem doctor asks whether this starts
+        print(__version__)
+        return 0
     program, submitter = argv[0], int(argv[1])
     changes: Dict[str, str] = {}
     try:

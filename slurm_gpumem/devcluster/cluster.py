@@ -8,17 +8,15 @@ import fcntl
 import json
 import os
 import pwd
-import shlex
 import shutil
 import socket
 import stat
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, data_path
+from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, data_path, filter_command
 from slurm_gpumem.devcluster import config, hooks, ledger, processes
 from slurm_gpumem.devcluster.daemons import PortReservation, Starter, make_devices
 from slurm_gpumem.devcluster.installation import (
@@ -313,8 +311,7 @@ def _write_files(
     if spec.cli_filter:
         for name in FILTER_FILES:
             shutil.copyfile(data_path("lua", name), layout.conf / name)
-        command = f"{shlex.quote(sys.executable)} -I -m slurm_gpumem.cli.cli_filter\n"
-        (layout.conf / FILTER_COMMAND).write_text(command)
+        (layout.conf / FILTER_COMMAND).write_text(filter_command())
     ledger.create(layout.ledger, {node.name: _stand_ins(node) for node in spec.nodes})
     _install_stand_in(layout)
     for folder in (layout.conf, layout.library, layout.hooks):

@@ -6,6 +6,7 @@ import glob
 import os
 import pwd
 import re
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
+from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
@@ -67,6 +69,8 @@ def examine(question: Question) -> HostReport:
             node = host.run_python(python, _NODE, site_config)
             if node is not None:
                 check_node(host, python, settings, node, os.path.dirname(path))
+    if question.filter_command:
+        host.filter_command(*question.filter_command)
     missing = [path for path in question.devices if host.is_there(path) is False]
     if missing:
         host.fault("no-device", f"{', '.join(missing[:4])} of gres.conf: not on this host")
@@ -124,6 +128,7 @@ def _question(
         trusted_uids=tuple(sorted({0, *users})),
         trusted_gids=tuple(sorted({0, *groups})),
         slurm_uid=_uid(now, "SlurmUser"),
+        filter_command=_filter_command(now),
     )
 
 
@@ -140,9 +145,14 @@ def _hooks(now: Snapshot, keys: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
 
 
 def _files(now: Snapshot, is_controller: bool) -> List[str]:
-    """Files that slurmctld or root reads and that users must not be able to change."""
-    if now.folder is None or not is_controller:
+    """Files that slurmctld, root or every user's sbatch reads and that users must not be able to change."""
+    if now.folder is None:
         return []
+    filters = (
+        [now.folder / name for name in (*FILTER_FILES, FILTER_COMMAND)] if "lua" in now.cli_filters else []
+    )
+    if not is_controller:
+        return [str(path) for path in filters if path.exists()]
     paths = [now.folder / name for name in FILES]
     paths += [Path(now.site_file)] if now.site_file else []
     books = now.tables.get(ACCOUNTING.name, {})
@@ -150,6 +160,14 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     plugins = value_of(now.config, "PluginDir") or ""
     paths += [Path(folder) / LUA_PLUGIN for folder in plugins.split(":") if folder]
     return [str(path) for path in dict.fromkeys(paths) if path.exists()]
+
+
+def _filter_command(now: Snapshot) -> Tuple[str, ...]:
+    text = now.files.get(FILTER_COMMAND, "") if "lua" in now.cli_filters else ""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        return (text.strip(),)
 
 
 def _heartbeat(now: Snapshot, here: HostReport, client: Commands) -> Optional[Heartbeat]:

@@ -13,11 +13,11 @@ from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
-from slurm_gpumem.data import LUA_FILES
+from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, LUA_FILES
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.doctor.hosts import HostReport
-from slurm_gpumem.site.doctor.lua_report import LuaReport, try_lua
+from slurm_gpumem.site.doctor.lua_report import LuaReport, try_filter, try_lua
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
 from slurm_gpumem.slurm.conf_file import (
     Where,
@@ -33,7 +33,10 @@ from slurm_gpumem.slurm.state import queue
 from slurm_gpumem.slurm.state.nodes import Record, ask_nodes, ask_partitions
 from slurm_gpumem.slurm.state.sacct import Limit, ask_limits
 
-FILES = ("slurm.conf", "gres.conf", "job_submit.lua", *LUA_FILES, "gpumem_site.lua", "gpumem.toml")
+FILES = (
+    *("slurm.conf", "gres.conf", "job_submit.lua", *LUA_FILES, "gpumem_site.lua", "gpumem.toml"),
+    *(*FILTER_FILES, FILTER_COMMAND),
+)
 INCLUDES_FROM_CONF: Version = (23, 2, 0)
 """Measured: relative names in included files start at their own folder on 22.05, at slurm.conf's on 24.11."""
 _T = TypeVar("_T")
@@ -69,6 +72,8 @@ class Snapshot:
     """Our jobs that were requeued after out of memory and are still held."""
     lua: Optional[LuaReport] = None
     """What came of loading the Lua files; None without them or without an interpreter."""
+    filter: Optional[Mapping[str, LuaReport]] = None
+    """Of the filter's files that are here, by interpreter; None without one."""
     policy: Mapping[str, Any] = field(default_factory=dict)
     """The [sharing] table of gpumem.toml."""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -96,6 +101,16 @@ class Snapshot:
     def where(self) -> Where:
         """How this Slurm finds included files."""
         return Where(str(self.folder or ""), beside=self.version < INCLUDES_FROM_CONF)
+
+    @property
+    def cli_filters(self) -> Tuple[str, ...]:
+        """Slurm's submission filters. Its commands read this host's slurm.conf, so that counts."""
+        tree = read_tree("slurm.conf", {"slurm.conf": "", **self.files}, self.where)
+        here = [statement.value("clifilterplugins") for statement in tree.statements]
+        named = [value for value in here if value is not None]
+        text = named[-1] if named else self.config.get("CliFilterPlugins", "")
+        words = [word.strip().replace("cli_filter/", "") for word in text.split(",")]
+        return tuple(word for word in words if word not in ("", "(null)", "none"))
 
     @property
     def version_text(self) -> str:
@@ -135,6 +150,7 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
         files=files,
         left_held=tried("held jobs", lambda: _left_held(client)),
         lua=lua,
+        filter=try_filter(folder, [name for name in FILTER_FILES if name in files]) if folder else None,
         policy=site.table(SHARING),
         tables=site.values,
         site_file=site_file if os.path.exists(site_file) else "",

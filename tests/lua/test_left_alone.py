@@ -7,7 +7,7 @@ from typing import Any, Dict
 import pytest
 
 from slurm_gpumem.data import LUA_FILES
-from tests.lua.played import LUA_FOLDER, SITE, Player, to_lua
+from tests.lua.played import A100, LUA_FOLDER, SITE, Player, to_lua
 from tests.slurm.test_directives import SLIPS
 
 HEAD = "#!/bin/bash\n#GPUMEM mem=12G\n"
@@ -193,12 +193,13 @@ def test_a_site_table_that_cannot_be_used_is_refused_when_loaded(
     [
         ('# ours\n[sharing]\nmode = "observe"  # since May\ngres = "shard"\n', None, "observe"),
         (
-            "[node]\nmode = 'on'\n\n [ sharing ] \r\n\tmode='on'\r\n[sharing.partition.a]\nmode = 'x'\n",
+            "[node]\nmode = 'on'\n\n [ sharing ] \r\n\tmode='on'\r\n[sharing.partition.a]\nmode = 'known'\n",
             None,
             "on",
         ),
         ('sharing.mode = "on"\n[trace]\ndefault = true\n', None, "on"),
         ('[sharing]\n#mode = "on"\n', None, "opt-in"),
+        ('[sharing]\nmode = "known"\n', None, "known"),
         ('[sharing]\nmode = "on"\n', "observe", "on"),
         # A table of before setup left the mode out of it.
         ("[sharing]\n", "observe", "observe"),
@@ -221,10 +222,47 @@ def test_the_mode_is_that_of_the_gpumem_toml_beside_it(
 
 def test_a_mode_that_is_none_leaves_jobs_alone_and_is_named(play: Player, tmp_path: Any) -> None:
     folder = _plugin(tmp_path, SITE)
-    (folder / "gpumem.toml").write_text('[sharing]\nmode = "maybe"\n')
-    played = play.untouched({"script": HEAD, "tres_per_node": "gres:gpu:1"}, lua_folder=folder, site=None)
-    assert "mode is not" in played.log[0]
-    assert "gpumem.toml" in played.log[0]
+    for text in ('[sharing]\nmode = "maybe"\n', '[sharing.partition.gpu]\nmode = "maybe"\n'):
+        (folder / "gpumem.toml").write_text(text)
+        played = play.untouched({"script": HEAD, "tres_per_node": "gres:gpu:1"}, lua_folder=folder, site=None)
+        assert "is not" in played.log[0]
+        assert "gpumem.toml" in played.log[0]
+
+
+@pytest.mark.parametrize(
+    ("partition", "changed"),
+    [
+        ("both", True),
+        ("gpu", False),
+        ("both,gpu", False),
+        ("both,other", False),
+        ("other", False),
+        (None, False),
+    ],
+)
+def test_each_partition_has_its_own_mode_and_the_most_careful_counts(
+    play_each: Player, tmp_path: Any, partition: Any, changed: bool
+) -> None:
+    folder = _plugin(tmp_path, {**SITE, "partitions": {**SITE["partitions"], "other": [A100]}})
+    (folder / "gpumem.toml").write_text(
+        '[sharing]\nmode = "observe"\n[sharing.partition.both]\nmode = "known"\n'
+        "[sharing.partition.'gpu']\nmode = 'observe'\n"
+    )
+    job = {"script": HEAD, "tres_per_node": "gres:gpu:1", "partition": partition}
+    played = play_each({key: value for key, value in job.items() if value}, lua_folder=folder, site=None)
+    assert ("shard" in played.job["tres_per_node"]) is changed
+    # The default partition is the site's.
+    assert bool(played.user) is changed
+
+
+def test_no_mode_but_on_shares_a_job_whose_record_is_only_an_estimate(play_each: Player) -> None:
+    estimated = RECORD.replace(",shards=13", "")
+    job = {"script": "#!/bin/sh\n", "tres_per_node": "gres:gpu:1", "comment": estimated, "partition": "both"}
+    modes = {"gpu": "observe", "both": "on"}
+    for site in ({**SITE, "mode": "known"}, {**SITE, "mode": "on", "modes": {"both": "known"}}):
+        play_each.untouched(job, site=site)
+    for site in ({**SITE, "mode": "on"}, {**SITE, "mode": "known", "modes": modes}):
+        assert "shard" in play_each(job, site=site).job["tres_per_node"]
 
 
 def _plugin(folder: Any, table: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.data import LUA_FILES
+from slurm_gpumem.data import FILTER_FILES, LUA_FILES
 from tests.lua.played import A100, A100_80, LUA_FOLDER, SITE, Player
 
 ASKS = "#!/bin/bash\n#SBATCH --gres=gpu:1\n#GPUMEM mem=12G\npython train.py\n"
@@ -270,4 +270,4 @@ def test_without_a_site_table_nothing_is_touched_and_the_log_says_so(play: Playe
 
 
 def test_the_module_is_plain_files() -> None:
-    assert {path.name for path in LUA_FOLDER.iterdir()} == {*LUA_FILES, "job_submit.lua"}
+    assert {path.name for path in LUA_FOLDER.iterdir()} == {*LUA_FILES, *FILTER_FILES, "job_submit.lua"}

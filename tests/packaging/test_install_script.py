@@ -10,6 +10,8 @@ from typing import Set
 
 import pytest
 
+import slurm_gpumem
+from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES
 from tests.conftest import ClusterFactory
 from tests.support.needs import needs_root
 from tests.support.waiting import until
@@ -81,6 +83,13 @@ def test_it_installs_once_and_removes_everything(machine: Machine) -> None:
     assert "gpumem COMMAND" in done.stdout
     assert (machine.root / "local/share/man/man1/gpusbatch.1").exists()
     assert {path.name for path in (machine.slurm / "gpumem").iterdir()} == HOOKS
+    assert {path.name for path in machine.slurm.iterdir() if path.is_file()} == {
+        *FILTER_FILES,
+        FILTER_COMMAND,
+    }
+    command = (machine.slurm / FILTER_COMMAND).read_text().split()
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{slurm_gpumem.__version__}\n"
 
     # Settings belong to the site; a hook that was changed is brought up to date.
     conf = machine.slurm / "gpumem" / "hooks.conf"
@@ -95,7 +104,11 @@ def test_it_installs_once_and_removes_everything(machine: Machine) -> None:
     slurm_conf.write_text(f"Prolog={machine.slurm}/gpumem/prolog.sh\n")
     assert "still names the hooks" in machine.install("--uninstall", code=2)
     assert (machine.slurm / "gpumem" / "prolog.sh").exists()
+    # This host would submit nothing without it.
+    slurm_conf.write_text("CliFilterPlugins=user_defaults,lua\n")
+    assert "cli_filter.lua" not in machine.install("--check", "--uninstall", code=1)
     slurm_conf.unlink()
+    assert "cli_filter.lua" in machine.install("--check", "--uninstall", code=1)
     (machine.slurm / "site.conf").touch()
     machine.install("--uninstall")
     assert machine.files() - before == {"slurm/site.conf"}

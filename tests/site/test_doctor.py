@@ -11,6 +11,7 @@ from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.schema import SECTIONS
+from slurm_gpumem.data import FILTER_FILES, data_path
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.doctor.check_hosts import FAULTS
 from slurm_gpumem.site.doctor.doctor import CHECKS, Check, examine
@@ -64,6 +65,24 @@ def config(**changes: str) -> Snapshot:
     return replace(HEALTHY, config={**CONFIG, **changes})
 
 
+OURS = {name: data_path("lua", name).read_text() for name in FILTER_FILES}
+
+
+def filtered(*without: str, **files: str) -> Snapshot:
+    """A site with the filter of plain sbatch."""
+    texts = {**HEALTHY.files, **OURS, "gpumem_command": "/bin/true"}
+    texts.update({name.replace("_lua", ".lua"): text for name, text in files.items()})
+    return replace(
+        HEALTHY,
+        config={**CONFIG, "CliFilterPlugins": "user_defaults,cli_filter/lua"},
+        folder=Path("/nowhere"),
+        files={name: text for name, text in texts.items() if name not in without},
+        lua=replace(LUA, site={**LUA.site, "mode": "known"}),
+        policy={**HEALTHY.policy, "mode": "known"},
+        filter={"lua5.1": LuaReport(), "lua5.4": LuaReport()},
+    )
+
+
 def node(**changes: str) -> Snapshot:
     return replace(HEALTHY, nodes=({**NODE, **changes},))
 
@@ -86,6 +105,21 @@ def test_a_healthy_cluster_is_ok_and_only_told_where_its_shared_jobs_go() -> Non
     assert diagnosis.severity is Severity.OK
     assert diagnosis.status == "GPUMEM OK - Slurm 24.11.5: GPUs are shared as they should be"
     assert [finding.check for finding in diagnosis.findings] == ["placement"]
+
+
+def test_a_site_with_the_filter_in_place_hears_nothing_of_it() -> None:
+    modes = {"partition": {"gpu": {"mode": "on"}}}
+    site = replace(
+        filtered(),
+        policy={**filtered().policy, **modes},
+        lua=replace(LUA, site={**LUA.site, "mode": "known", "mode of gpu": "on"}),
+    )
+    # The commands of this host read its own slurm.conf.
+    off = {**site.files, "slurm.conf": "CliFilterPlugins=user_defaults\n"}
+    assert [f.check for f in examine(site).findings if "filter" in f.check or "differ" in f.check] == []
+    assert "filter-off" in [f.check for f in examine(replace(site, files=off)).findings]
+    on = {**site.files, "slurm.conf": "clifilterplugins=lua\n"}
+    assert replace(site, files=on, config=CONFIG).cli_filters == ("lua",)
 
 
 def test_with_one_gpu_a_node_there_is_no_placement_to_tell() -> None:
@@ -250,6 +284,58 @@ CASES: Dict[str, Tuple[Snapshot, str]] = {
             HEALTHY, files={**HEALTHY.files, "gpumem.lua": "x"}, lua=LuaReport(broken=(("gpumem.lua", "x"),))
         ),
         "warning lua-broken: touch job_submit.lua",
+    ),
+    "no cli_filter.lua": (
+        filtered("cli_filter.lua"),
+        "critical filter-missing: at once: take lua out",
+    ),
+    "no cli_filter.lua where nobody submits": (
+        replace(filtered("cli_filter.lua"), is_controller=True),
+        "warning filter-missing: every host that submits",
+    ),
+    "a cli_filter.lua of the site's own": (
+        filtered(cli_filter_lua="-- own"),
+        "warning filter-off: copy",
+    ),
+    "no gpumem_filter.lua": (filtered("gpumem_filter.lua"), "warning filter-off: copy the files"),
+    "an old gpumem_filter.lua": (
+        filtered(gpumem_filter_lua="-- old"),
+        "warning filter-older: copy",
+    ),
+    "no command": (filtered("gpumem_command"), "note filter-command: copy the files"),
+    "slurm.conf elsewhere": (
+        replace(filtered(), folder=None),
+        "note filter-unseen: doctor --here",
+    ),
+    "a cli_filter.lua without a function": (
+        filtered(cli_filter_lua=OURS["cli_filter.lua"].replace("slurm_cli_post_submit", "other")),
+        "warning filter-broken: define it",
+    ),
+    "no Lua loads cli_filter.lua": (
+        replace(filtered(), filter={"lua5.1": LuaReport(broken=(("cli_filter.lua", "x"),))}),
+        "critical filter-broken: fix the file",
+    ),
+    "one Lua does not load cli_filter.lua": (
+        replace(
+            filtered(), filter={"lua5.1": LuaReport(broken=(("cli_filter.lua", "x"),)), "lua5.4": LuaReport()}
+        ),
+        "warning filter-broken: fix the file",
+    ),
+    "no Lua loads gpumem_filter.lua": (
+        replace(filtered(), filter={"lua5.1": LuaReport(broken=(("gpumem_filter.lua", "x"),))}),
+        "warning filter-broken: copy the files",
+    ),
+    "a mode that needs the filter": (
+        replace(HEALTHY, policy={**HEALTHY.policy, "partition": {"gpu": {"mode": "known"}}}),
+        "warning filter-off: gpumem docs job_submit",
+    ),
+    "a filter that is not in use": (
+        replace(HEALTHY, files={**HEALTHY.files, **OURS, "gpumem_command": "x"}),
+        "note filter-unused: CliFilterPlugins=lua",
+    ),
+    "a partition's mode that the plug-in does not have": (
+        replace(filtered(), policy={**filtered().policy, "partition": {"gpu": {"mode": "on"}}}),
+        "warning site-files-differ: on a line of its own",
     ),
     "table with other shares": (lua(partitions={"gpu": (("a100", 39),)}), "warning site-table: copy"),
     "table without a partition": (lua(partitions={}), "warning site-table: copy"),
@@ -519,7 +605,7 @@ def test_everything_that_is_wrong_in_the_sites_file_is_found(tmp_path: Path) -> 
     )
     found = [f for f in examine(gather(recorded(tmp_path))).findings if f.check == "site-file"]
     assert [finding.what.partition(": ")[2] for finding in found] == [
-        "sharing.mode must be one of observe, opt-in, on, not 'yes'",
+        "sharing.mode must be one of observe, opt-in, known, on, not 'yes'",
         "node.headroom_mib must be a whole number of MiB, not 'x'",
         "unknown key 'acounting'; did you mean 'accounting'?",
         "no longer settings, and without effect: slurm.timeout_s, accounting.index; remove those lines",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main
-from slurm_gpumem.data import LUA_FILES, data_path
+from slurm_gpumem.data import FILTER_FILES, LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.queue_order import WORD, flow_settings
@@ -284,6 +284,93 @@ def test_a_site_with_rules_of_its_own_keeps_them_and_gets_three_lines_at_the_end
 def test_a_job_submit_lua_without_the_function_is_left_to_the_admin() -> None:
     odd = propose(SetupOptions(), snapshot({"job_submit.lua": "return require('policy')"}), memory_of)
     assert "by hand" in " ".join(odd.notes)
+
+
+OWN_FILTER = "-- policy\n" + "".join(
+    f"function slurm_cli_{name}(...)\n  return slurm.SUCCESS\nend\n"
+    for name in ("setup_defaults", "pre_submit", "post_submit")
+)
+
+
+@pytest.mark.parametrize("own", [None, OWN_FILTER])
+@pytest.mark.parametrize(
+    ("line", "wanted"), [("", "lua"), ("CliFilterPlugins=user_defaults\n", "user_defaults,lua")]
+)
+def test_slurm_conf_names_the_filter_only_once_its_files_are_there(
+    own: Optional[str], line: str, wanted: str
+) -> None:
+    seen = {"slurm.conf": line + TWO_NODES, **({"cli_filter.lua": own} if own else {})}
+    first = propose(SetupOptions(), snapshot(seen), memory_of)
+    assert "CliFilterPlugins=" + wanted not in first.files["slurm.conf"]
+    assert first.files["cli_filter.lua"].startswith(own or "-- An example")
+    assert first.files["cli_filter.lua"].count("-- gpumem\n") == 3
+    assert f"{sys.executable} -I -m" in first.files["gpumem_command"]
+    (said,) = [text for text in first.notes if text.startswith("plain sbatch, first step: ")]
+    assert "login nodes" in said
+    # A command that the site has changed stays.
+    seen.update(
+        {**first.files, "slurm.conf": seen["slurm.conf"], "gpumem_command": "/opt/gpumem cli-filter\n"}
+    )
+    for missing in ("cli_filter.lua", "gpumem_filter.lua", "gpumem_command"):
+        fewer = propose(
+            SetupOptions(), snapshot({name: seen[name] for name in seen if name != missing}), memory_of
+        )
+        assert "CliFilterPlugins=" + wanted not in fewer.files["slurm.conf"]
+    second = propose(SetupOptions(), snapshot(seen), memory_of)
+    assert f"CliFilterPlugins={wanted}\n" in second.files["slurm.conf"]
+    assert second.files["gpumem_command"] == "/opt/gpumem cli-filter\n"
+    assert any("second step" in text and "Undo: first that line" in text for text in second.notes)
+    # What the commands here read counts; slurmctld need not have read it.
+    third = propose(SetupOptions(), snapshot({**seen, **second.files}), memory_of)
+    assert third.diff() == ""
+    assert not any("plain sbatch" in text for text in third.notes)
+
+
+def test_a_cli_filter_that_slurm_would_not_take_is_left_to_the_admin() -> None:
+    half = OWN_FILTER.replace("slurm_cli_post_submit", "other")
+    for text in (half, half + "-- gpumem\n"):
+        seen = {
+            "slurm.conf": TWO_NODES,
+            "cli_filter.lua": text,
+            "gpumem_filter.lua": "",
+            "gpumem_command": "x",
+        }
+        proposal = propose(SetupOptions(), snapshot(seen), memory_of)
+        assert proposal.files["cli_filter.lua"] == text
+        assert "CliFilterPlugins" not in proposal.files["slurm.conf"]
+        assert "must define slurm_cli_post_submit, too" in " ".join(proposal.notes)
+
+
+def test_a_site_may_leave_plain_sbatch_as_it_is() -> None:
+    options = SetupOptions(cli_filter=False)
+    seen = {"slurm.conf": TWO_NODES, "cli_filter.lua": OWN_FILTER}
+    proposal = propose(options, snapshot(seen), memory_of)
+    assert not {"cli_filter.lua", "gpumem_filter.lua", "gpumem_command"} & set(proposal.files)
+    assert "CliFilter" not in "".join([*proposal.files.values(), *proposal.notes])
+    # What is in use stays.
+    on = propose(options, snapshot({"slurm.conf": "CliFilterPlugins=lua\n" + TWO_NODES}), memory_of)
+    assert "CliFilterPlugins=lua\n" in on.files["slurm.conf"]
+
+
+def test_where_slurmctld_hands_out_slurm_conf_the_filter_is_left_out() -> None:
+    files = {name: data_path("lua", name).read_text() for name in FILTER_FILES}
+    seen = {"slurm.conf": TWO_NODES, "gpumem_command": "x", **files}
+    config = {"SlurmctldParameters": "idle_on_node_suspend,enable_configless"}
+    proposal = propose(SetupOptions(), snapshot(seen, **config), memory_of)
+    assert "CliFilterPlugins" not in proposal.files["slurm.conf"]
+    assert any("enable_configless" in text for text in proposal.notes)
+    on = {**seen, "slurm.conf": "CliFilterPlugins=lua\n" + TWO_NODES}
+    assert "cli_filter.lua" in propose(SetupOptions(), snapshot(on, **config), memory_of).files
+
+
+def test_without_slurms_filter_plug_in_it_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "job_submit_lua.so").touch()
+    proposal = propose(
+        SetupOptions(), snapshot({"slurm.conf": TWO_NODES}, PluginDir=str(tmp_path)), memory_of
+    )
+    assert "job_submit.lua" in proposal.files
+    assert "cli_filter.lua" not in proposal.files
+    assert any("cli_filter_lua.so is not in" in text for text in proposal.notes)
 
 
 def test_an_unreadable_slurm_conf_is_compared_with_what_the_controller_says() -> None:

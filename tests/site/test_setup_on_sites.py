@@ -11,6 +11,7 @@ import pytest
 from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster import installation, trial
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.site.doctor.check_hooks import FILTER_PLUGIN, LUA_PLUGIN
 from slurm_gpumem.site.setup.setup import SetupOptions
 from slurm_gpumem.site.setup.slurm_conf import value_of
 from slurm_gpumem.site.setup.trial_run import Verdict
@@ -81,10 +82,10 @@ def test_lines_in_included_files_are_edited_there(tmp_path: Path) -> None:
 
 
 def without_lua(folder: Path, plugins: str) -> str:
-    """A copy of Slurm's plug-ins without the one for Lua."""
+    """A copy of Slurm's plug-ins without the two for Lua."""
     folder.mkdir(mode=0o755)
     for plugin in Path(f"{SLURM_ROOT or ''}{plugins}").iterdir():
-        if plugin.name != "job_submit_lua.so":
+        if plugin.name not in (LUA_PLUGIN, FILTER_PLUGIN):
             (folder / plugin.name).symlink_to(f"{plugins}/{plugin.name}")
     return str(folder)
 

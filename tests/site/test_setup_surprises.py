@@ -120,7 +120,7 @@ def offline(tmp_path: Path, capsys: Any, *more: str) -> List[str]:
     return sorted(written(output))
 
 
-SITE_FILES = ("slurm.conf", "gres.conf", "job_submit.lua", "gpumem.toml")
+SITE_FILES = ("slurm.conf", "gres.conf", "job_submit.lua", "cli_filter.lua", "gpumem.toml")
 
 
 def test_without_a_controller_no_file_has_the_name_of_the_sites_own(tmp_path: Path, capsys: Any) -> None:

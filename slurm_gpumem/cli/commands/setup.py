@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from slurm_gpumem.cli.parser import Parser
+from slurm_gpumem.config.schema import MODES
 from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.nodes import memory_in_table
@@ -31,6 +32,7 @@ def main(argv: List[str]) -> int:
         mps_per_gpu=args.mps_per_gpu,
         placement=args.placement,
         slurm_root=slurm_root_in_use(),
+        cli_filter=not args.no_cli_filter,
     )
     snapshot = None if args.offline else _running()
     proposal = propose(options, snapshot, memory_in_table)
@@ -95,9 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--mode",
-        choices=("observe", "opt-in", "on"),
-        help="which jobs are changed: none, those that ask, those of gpusbatch too "
-        "(default: what gpumem.toml says, else opt-in)",
+        choices=MODES,
+        help="which jobs share: none, those that ask, also those that ran before, also those that are "
+        "estimated (default: what gpumem.toml says, else opt-in)",
     )
     parser.add_argument(
         "--shard",
@@ -118,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=(SPREAD, PACK),
         help="which GPU of a node a shared job goes to: the one with the most free shares, or the first with "
         "enough, which keeps whole GPUs free (default: spread where Slurm has it, from 23.11 on)",
+    )
+    parser.add_argument(
+        "--no-cli-filter",
+        action="store_true",
+        help="leave plain sbatch, srun and salloc as they are: without the files of Slurm's submission "
+        "filter and CliFilterPlugins",
     )
     parser.add_argument("--offline", action="store_true", help="do not ask a running Slurm")
     parser.add_argument("--untried", action="store_true", help="do not try the configuration on a copy first")

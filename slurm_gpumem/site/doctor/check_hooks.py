@@ -15,7 +15,7 @@ from slurm_gpumem.site.setup.plan import SLASH_SEPARATOR
 from slurm_gpumem.site.setup.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
-LUA_PLUGIN = "job_submit_lua.so"
+LUA_PLUGIN, FILTER_PLUGIN = "job_submit_lua.so", "cli_filter_lua.so"
 NODE_HOOKS = ("Prolog", "Epilog", "TaskProlog", "TaskEpilog")
 _HOOKS_NEED_S = 20
 """A hook's Python may take 15 s, and 2 more until it is killed."""
@@ -133,18 +133,27 @@ def site_files_agree(now: Snapshot) -> Iterator[Finding]:
     """The plug-in must have the mode that gpusbatch reads of gpumem.toml, and its table the same shares."""
     if now.lua is None or not now.lua.site:
         return
-    for key in ("mode", "gres", "shard_mib"):
-        toml, lua = now.policy.get(key, SHARING.default(key)), now.lua.site.get(key)
+    stated = {key: now.policy.get(key, SHARING.default(key)) for key in ("mode", "gres", "shard_mib")}
+    modes = partition_modes(now)
+    for key, toml in {**stated, **modes}.items():
+        lua = now.lua.site.get(key, "none" if key in modes else None)
         if lua is not None and str(toml) != lua:
-            where = "in gpumem.toml" if key in now.policy else "by default, as gpumem.toml does not say,"
+            given = key in now.policy or key in modes
+            where = "in gpumem.toml" if given else "by default, as gpumem.toml does not say,"
             yield warning(
                 "site-files-differ",
                 f"{key} is {toml!r} {where} and {lua!r} for the plug-in",
                 "gpusbatch and the plug-in treat the same job differently",
                 'gpumem.toml beside job_submit.lua, with mode = "..." on a line of its own below [sharing]'
-                if key == "mode"
+                if key.startswith("mode")
                 else _REFRESH,
             )
+
+
+def partition_modes(now: Snapshot) -> Dict[str, str]:
+    """The modes of [sharing.partition.NAME], as "mode of NAME"."""
+    tables = now.policy.get("partition", {})
+    return {f"mode of {name}": table["mode"] for name, table in tables.items() if "mode" in table}
 
 
 def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:

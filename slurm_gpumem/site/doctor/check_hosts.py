@@ -56,6 +56,11 @@ FAULTS: Mapping[str, Fault] = {
         "hook and package are of different versions, and the hook does nothing",
         f"{_HOOKS_AGAIN}, from the version that is installed",
     ),
+    "no-filter": Fault(
+        Severity.WARNING,
+        "plain sbatch, srun and salloc may share nothing: jobs go as they are typed",
+        "gpumem_command beside slurm.conf must name a Python that has this slurm_gpumem",
+    ),
     "cannot-read": Fault(
         Severity.CRITICAL,
         "the hook runs with other settings than the site's, or not at all",

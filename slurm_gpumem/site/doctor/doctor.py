@@ -11,6 +11,7 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.complete_snapshot import look_here
 from slurm_gpumem.site.doctor import (
     check_accounting,
+    check_filter,
     check_gpus,
     check_hooks,
     check_hosts,
@@ -52,6 +53,9 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.plugin_is_in_use,
     check_hooks.lua_files_are_there,
     check_hooks.lua_loads,
+    check_filter.filter_is_safe,
+    check_filter.filter_loads,
+    check_filter.filter_is_in_use,
     check_hooks.site_table_matches,
     check_hooks.site_files_agree,
     check_hooks.site_file_is_right,
@@ -73,6 +77,8 @@ CHECKS: Tuple[Check, ...] = (
 
 CHECKS_HERE: Tuple[Check, ...] = (
     check_nodes.shares_fit_the_memory,
+    check_filter.filter_is_safe,
+    check_filter.filter_loads,
     check_hooks.site_file_is_right,
     check_hosts.hosts_are_sound,
     check_hosts.hooks_were_seen,

@@ -22,6 +22,8 @@ class Question:
     trusted_uids: Tuple[int, ...] = (0,)
     trusted_gids: Tuple[int, ...] = (0,)
     slurm_uid: Optional[int] = None
+    filter_command: Tuple[str, ...] = ()
+    """What plain sbatch runs, where slurm.conf names the filter."""
 
 
 @dataclass(frozen=True)

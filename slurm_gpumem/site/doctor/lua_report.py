@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 INTERPRETERS = ("lua5.1", "lua5.4", "lua5.3", "lua5.2", "lua", "luajit")
 """Debian's Slurm links 5.1, so that one first."""
@@ -31,12 +32,24 @@ else
   for _, key in ipairs({ "mode", "gres", "shard_mib", "separator" }) do
     print("site\t" .. key .. "\t" .. tostring(gpumem.site[key]))
   end
+  for name, mode in pairs(gpumem.site.modes or {}) do
+    print("site\t" .. "mode of " .. name .. "\t" .. mode)
+  end
   for name, gpus in pairs(gpumem.site.partitions) do
     print("partition\t" .. name)
     for _, gpu in ipairs(gpus) do
       print("gpu\t" .. name .. "\t" .. (gpu.type or "") .. "\t" .. string.format("%d", gpu.shares))
     end
   end
+end
+"""
+
+
+# A site's own file may need a newer Lua than the first one here, and Slurm may have that one.
+_COMPILES = """
+for number = 2, #arg do
+  local chunk, why = loadfile(arg[1] .. "/" .. arg[number])
+  if not chunk then print("broken\\t" .. arg[number] .. "\\t" .. tostring(why):gsub("%s+", " ")) end
 end
 """
 
@@ -48,7 +61,7 @@ class LuaReport:
     broken: Tuple[Tuple[str, str], ...] = ()
     """File and why it does not load."""
     site: Mapping[str, str] = field(default_factory=dict)
-    """mode, gres, shard_mib and separator of gpumem_site.lua."""
+    """mode, gres, shard_mib and separator of gpumem_site.lua, and "mode of NAME" of partitions."""
     partitions: Mapping[str, Tuple[Tuple[str, int], ...]] = field(default_factory=dict)
     """Type ("" for none) and shares of one GPU, for each kind of GPU of each partition."""
 
@@ -56,20 +69,27 @@ class LuaReport:
 def try_lua(folder: Path) -> Optional[LuaReport]:
     """The report on a folder's files; None without an interpreter that answers."""
     interpreter = next((found for found in map(shutil.which, INTERPRETERS) if found), None)
-    if interpreter is None:
-        return None
+    return None if interpreter is None else _ran(interpreter, _PROGRAM, "gpumem.lua", str(folder))
+
+
+def try_filter(folder: Path, names: Sequence[str]) -> Optional[Mapping[str, LuaReport]]:
+    """For each Lua interpreter here, which of these files it cannot compile; None without an interpreter."""
+    found = dict.fromkeys(os.path.realpath(path) for path in map(shutil.which, INTERPRETERS) if path)
+    reports = {
+        os.path.basename(lua): _ran(lua, _COMPILES, names[0], str(folder), *names) for lua in found if names
+    }
+    return reports or None
+
+
+def _ran(interpreter: str, program: str, blamed: str, *args: str) -> LuaReport:
     try:
         done = subprocess.run(
-            [interpreter, "-", str(folder)],
-            input=_PROGRAM.encode(),
-            capture_output=True,
-            timeout=5.0,
-            check=False,
+            [interpreter, "-", *args], input=program.encode(), capture_output=True, timeout=5.0, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return LuaReport(broken=(("gpumem.lua", f"{interpreter} did not end within 5 s"),))
+        return LuaReport(broken=((blamed, f"{interpreter} did not end within 5 s"),))
     if done.returncode != 0:
-        return LuaReport(broken=(("gpumem.lua", done.stderr.decode(errors="replace").strip()),))
+        return LuaReport(broken=((blamed, done.stderr.decode(errors="replace").strip()),))
     return parse_report(done.stdout.decode(errors="replace"))
 
 

@@ -15,6 +15,8 @@ import stat
 import subprocess
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+import slurm_gpumem
+from slurm_gpumem.data import FILTER_COMMAND
 from slurm_gpumem.site.doctor.hosts import Question
 
 # What the probe of a host needs to know of files, programs and users.
@@ -377,6 +379,21 @@ class Host:
             return None
         answer: Dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return answer
+
+    def filter_command(self, program: str, *args: str) -> None:
+        """What plain sbatch runs: whether it starts for a user, and is this version's."""
+        if not is_program(program):
+            self.fault("no-filter", f"{program} of {FILTER_COMMAND} is not there or cannot be executed")
+            return
+        if not self.is_safe(program):
+            return
+        done = run([program, *args, "--version"], uid=NOBODY)
+        said = (done.stdout if done.returncode == 0 else done.stderr).strip() if done else "no answer"
+        if done is None or done.returncode != 0:
+            last = (said.splitlines() or ["no reason given"])[-1]
+            self.fault("no-filter", f"{program} of {FILTER_COMMAND} cannot be run: {last}")
+        elif said != slurm_gpumem.__version__:
+            self.fault("no-filter", f"{program} of {FILTER_COMMAND} has slurm_gpumem {said}")
 
     # -- The site's file --------------------------------------------------------------------------
 

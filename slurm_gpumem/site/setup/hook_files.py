@@ -58,6 +58,7 @@ _SITE_FILES = {
     "slurm.conf": "Put these lines into your slurm.conf, in the place of those that say otherwise.",
     "gres.conf": "Put these lines into your gres.conf; if there is none, rename this file.",
     "job_submit.lua": "Put the lines marked gpumem at the end of yours; if there is none, rename this.",
+    "cli_filter.lua": "Put the lines marked gpumem at the end of yours; if there is none, rename this.",
     "gpumem.toml": "Put these lines into your gpumem.toml; if there is none, rename this file.",
 }
 
@@ -68,7 +69,8 @@ def parts_among(snapshot: Optional[Snapshot]) -> FrozenSet[str]:
         # Not where Slurm's files are: whatever is missing here may be there.
         return frozenset(_SITE_FILES)
     unseen = {name for name in _SITE_FILES if name not in snapshot.files}
-    elsewhere = {"job_submit.lua"} if "lua" in words_of(snapshot.config, "JobSubmitPlugins") else set()
+    plugins = {"job_submit.lua": "JobSubmitPlugins", "cli_filter.lua": "CliFilterPlugins"}
+    elsewhere = {name for name, key in plugins.items() if "lua" in words_of(snapshot.config, key)}
     hidden = {name for name in unseen if snapshot.folder and (snapshot.folder / name).exists()}
     return frozenset(unseen & (elsewhere | hidden))
 

@@ -156,7 +156,7 @@ def toml_file(plan: SitePlan, current: str = "") -> str:
     sharing = next((number for number, text in enumerate(tables) if _SHARING.match(text)), None)
     if sharing is None:
         lines = [f"{key} = {value}" for key, value in ours.items()]
-        lines[0] += "  # observe, opt-in or on"
+        lines[0] += "  # observe, opt-in, known or on"
         new = new_site(plan.placed)
         slowdown = _SLOWDOWN.format(limit=new.limit, way=_LIMITS[plan.placed][1])
         more = [""] if current.strip() else [slowdown, _NODE.replace("{mps}", new.mps)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site import queue_order
+from slurm_gpumem.site.doctor.check_hooks import FILTER_PLUGIN, LUA_PLUGIN
 from slurm_gpumem.site.nodes import GpuGroup, MemoryOf, NodeGroup
 from slurm_gpumem.site.queue_order import flow_settings, has_patience
 from slurm_gpumem.site.setup.conf_edit import (
@@ -25,6 +25,14 @@ from slurm_gpumem.site.setup.conf_edit import (
     same_gres,
 )
 from slurm_gpumem.site.setup.hook_files import contents, hook_files, named, parts_among
+from slurm_gpumem.site.setup.lua_files import (
+    CONFIGLESS_NOTE,
+    FILTER_FILE,
+    filter_files,
+    is_configless,
+    is_in_place,
+    with_our_lines,
+)
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.setup.render import lua_table, new_site, node_gres, toml_file
 from slurm_gpumem.site.setup.setup_notes import (
@@ -53,8 +61,6 @@ from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 HOOKS = "gpumem"
 """The folder of the hooks beside slurm.conf."""
-_LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
-"""Lua allows nothing after it."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class SetupOptions:
     """None: SPREAD where Slurm's version has it, else PACK."""
     slurm_root: Optional[Path] = None
     """Where the cluster's Slurm is, when that is not this machine's own."""
+    cli_filter: bool = True
+    """Whether plain sbatch, srun and salloc are to ask for shares."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class Proposal:
         parts: List[str] = []
         for name, text in self.files.items():
             now = self.current.get(name)
-            if now == text or name in LUA_FILES:
+            if now == text or name in (*LUA_FILES, FILTER_FILE):
                 continue
             parts += difflib.unified_diff(
                 (now or "").splitlines(keepends=True),
@@ -113,7 +121,7 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
     if snapshot is not None:
         refuse_pending_edits(snapshot)
-    running = snapshot.config if snapshot else {}
+    running = {**snapshot.config, "CliFilterPlugins": ",".join(snapshot.cli_filters)} if snapshot else {}
     current = dict(snapshot.files) if snapshot else {}
     where = snapshot.where if snapshot else Where()
     gres = options.gres or _gres_in_use(snapshot)
@@ -149,23 +157,36 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
         notes.append(
             "the shares in use leave little or nothing for the driver and MPS servers; --reserve 1G does"
         )
-    lua = has_lua_plugin(running, options.slurm_root) is not False or "lua" in words_of(
-        running, "JobSubmitPlugins"
-    )
+    plugins = ["JobSubmitPlugins"] if _has_lua(running, options, "JobSubmitPlugins", LUA_PLUGIN) else []
+    lua, filters = bool(plugins), {}
+    if options.cli_filter and is_configless(running):
+        notes.append(CONFIGLESS_NOTE)
+    elif options.cli_filter and _has_lua(running, options, "CliFilterPlugins", FILTER_PLUGIN):
+        filters = filter_files(current, running, notes)
+        plugins += ["CliFilterPlugins"] if is_in_place(current) else []
+    elif options.cli_filter:
+        notes.append(missing_plugin_note(running, FILTER_PLUGIN))
     files = {
-        **_slurm_conf(plan, running, current, snapshot, lua, notes),
+        **_slurm_conf(plan, running, current, snapshot, plugins, notes),
         **_gres_conf(plan, current, snapshot, notes),
         "gpumem.toml": toml_file(plan, current.get("gpumem.toml", "")),
     }
     if lua:
-        files["job_submit.lua"] = _job_submit(current.get("job_submit.lua"), running, notes)
+        files["job_submit.lua"] = with_our_lines(
+            "job_submit.lua", current, "JobSubmitPlugins", running, notes
+        )
         files["gpumem_site.lua"] = lua_table(plan)
         files.update({name: data_path("lua", name).read_text() for name in LUA_FILES})
     else:
         notes.append(missing_plugin_note(running))
+    files.update(filters)
     notes += [f"{name}: copy it from DIR{name}" for name in files if Path(name).is_absolute()]
     notes += recovery_notes(running)
     return Proposal(plan, files, current, tuple(notes), hook_files(running), parts_among(snapshot))
+
+
+def _has_lua(running: Mapping[str, str], options: SetupOptions, key: str, plugin: str) -> bool:
+    return has_lua_plugin(running, options.slurm_root, plugin) is not False or "lua" in words_of(running, key)
 
 
 def _gres_in_use(snapshot: Optional[Snapshot]) -> str:
@@ -248,7 +269,7 @@ def _slurm_conf(
     running: Mapping[str, str],
     current: Dict[str, str],
     snapshot: Optional[Snapshot],
-    lua: bool,
+    lua_plugins: Sequence[str],
     notes: List[str],
 ) -> Mapping[str, str]:
     gres = _wanted_gres(plan)
@@ -261,7 +282,7 @@ def _slurm_conf(
         notes.append(
             f"{changed}: {other} becomes {plan.gres}; jobs that ask for {other} will be refused there"
         )
-    settings = wanted_settings(running, plan, lua=lua, both=bool(strays))
+    settings = wanted_settings(running, plan, lua_plugins=lua_plugins, both=bool(strays))
     partitions = snapshot.partitions if snapshot else ()
     memory = partition_memory(running, settings, plan, partitions, known)
     notes += memory_notes(memory, set(gres), known)
@@ -312,28 +333,6 @@ def _gres_conf(
             "gres.conf is not on this host: compare File= with the nodes' own, which may have other numbers"
         )
     return edit_gres_conf(plan, current, snapshot.where if snapshot else Where(), now)
-
-
-def _job_submit(text: Optional[str], running: Mapping[str, str], notes: List[str]) -> str:
-    """The site's own job_submit.lua with our lines in it, or our example where it has none."""
-    if text is None:
-        return data_path("lua", "job_submit.lua").read_text()
-    if running and "lua" not in words_of(running, "JobSubmitPlugins"):
-        notes.append(
-            "job_submit.lua is there and not in use now; JobSubmitPlugins=lua puts its own rules in use too"
-        )
-    if "gpumem" in text:
-        return text
-    if "slurm_job_submit" not in text:
-        notes.append("job_submit.lua: no slurm_job_submit found; put in the marked lines by hand")
-        return text
-    # At the end: the site's rules see requests as users wrote them, also those that match `gpu`.
-    example = data_path("lua", "job_submit.lua").read_text().splitlines(keepends=True)
-    ours = "".join(line for line in example if line.endswith("-- gpumem\n"))
-    last = _LAST_RETURN.search(text)
-    end = len(text) if last is None else last.start()
-    between = "" if text[:end].endswith("\n") else "\n"
-    return text[:end] + between + ours + text[end:]
 
 
 def summary_lines(plan: SitePlan) -> Sequence[str]:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
-from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN
+from slurm_gpumem.site.doctor.check_hooks import FILTER_PLUGIN, LUA_PLUGIN
 from slurm_gpumem.site.doctor.probe_host import read_text
 from slurm_gpumem.site.queue_order import WORD
 from slurm_gpumem.site.setup.plan import SitePlan
@@ -151,20 +151,24 @@ def restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> Li
     return notes
 
 
-def has_lua_plugin(running: Mapping[str, str], slurm_root: Optional[Path] = None) -> Optional[bool]:
-    """Whether slurmctld can load job_submit/lua; None where its plug-ins are not on this machine."""
+def has_lua_plugin(
+    running: Mapping[str, str], slurm_root: Optional[Path] = None, plugin: str = LUA_PLUGIN
+) -> Optional[bool]:
+    """Whether Slurm can load job_submit/lua, or another; None where its plug-ins are not on this machine."""
     named = [folder for folder in (value_of(running, "PluginDir") or "").split(":") if folder]
     inside = [Path(f"{slurm_root}{folder}") for folder in named] if slurm_root else []
     here = [folder for folder in (*inside, *map(Path, named)) if folder.is_dir()]
     # A link in a tree may only lead somewhere inside it.
-    return any(os.path.lexists(folder / LUA_PLUGIN) for folder in here[: len(named)]) if here else None
+    return any(os.path.lexists(folder / plugin) for folder in here[: len(named)]) if here else None
 
 
-def missing_plugin_note(running: Mapping[str, str]) -> str:
-    """What to do where slurmctld cannot load Lua plug-ins."""
+def missing_plugin_note(running: Mapping[str, str], plugin: str = LUA_PLUGIN) -> str:
+    """What to do where Slurm cannot load Lua plug-ins."""
+    breaks = "slurmctld would not start with JobSubmitPlugins=lua"
+    if plugin == FILTER_PLUGIN:
+        breaks = "CliFilterPlugins=lua would stop every sbatch, srun and salloc"
     return (
-        f"{LUA_PLUGIN} is not in {value_of(running, 'PluginDir')}, and slurmctld would not start with "
-        "JobSubmitPlugins=lua; it is left out. gpusbatch asks for shares by itself; #GPUMEM lines in plain "
-        "sbatch scripts do nothing. To have them, install slurm-wlm-basic-plugins (Debian), or build Slurm "
-        "with lua-devel installed (rpm), and run gpumem setup again"
+        f"{plugin} is not in {value_of(running, 'PluginDir')}, and {breaks}; it is left out. gpusbatch asks "
+        "for shares by itself; plain sbatch needs it. To have it, install slurm-wlm-basic-plugins (Debian), "
+        "or build Slurm with lua-devel installed (rpm), and run gpumem setup again"
     )

@@ -18,11 +18,15 @@ RECOVERY_HOOK = "epilog_slurmctld.sh"
 
 
 def wanted_settings(
-    running: Mapping[str, str], plan: SitePlan, *, lua: bool = True, both: bool = False
+    running: Mapping[str, str],
+    plan: SitePlan,
+    *,
+    lua_plugins: Sequence[str] = ("JobSubmitPlugins",),
+    both: bool = False,
 ) -> Dict[str, str]:
     """The settings that must change, with their new values; what is right already is left out.
 
-    `lua`: whether slurmctld can load our plug-in.
+    `lua_plugins`: the settings that are to name Lua; what loads it must be able to.
     `both`: whether nodes outside the plan have the other kind of shares.
     """
     wanted: Dict[str, str] = {}
@@ -60,8 +64,8 @@ def wanted_settings(
         add_words("AccountingStoreFlags", "job_comment")
     if not {"alloc", "contain"} & {word.lower() for word in words_of(running, "PrologFlags")}:
         add_words("PrologFlags", "Alloc")
-    if lua:
-        add_words("JobSubmitPlugins", "lua")
+    for key in lua_plugins:
+        add_words(key, "lua")
     if value_of(running, "PrologEpilogTimeout") in (None, "65534", "INFINITE", "infinite"):
         wanted["PrologEpilogTimeout"] = str(PROLOG_TIMEOUT_S)
     return wanted
