@@ -34,6 +34,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
 from tests.support.asked_tests import NOTES, marked
 
 ROOT = Path(__file__).resolve().parents[1]
+_NOTES = "slurm_gpumem/statements_run.py"
 _OPERATORS = {
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"),
     ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
@@ -184,11 +185,12 @@ class Runs:
     def __init__(self, texts: Dict[str, str]) -> None:
         self._product = {name: text for name, text in texts.items() if name.startswith("slurm_gpumem/")}
         self._tests = {name: text for name, text in texts.items() if Path(name).name.startswith("test_")}
-        self._noted: Dict[str, str] = {}
+        self._first: Dict[str, int] = {}
         self._statements: Dict[str, List[Tuple[int, int, int]]] = {}
         count = 0
         for name, text in self._product.items():
-            self._noted[name], lines = marked(text, count)
+            lines = marked(text, count, Path())[1]
+            self._first[name] = count
             self._statements[name] = [(*pair, count + number) for number, pair in enumerate(lines)]
             count += len(lines)
         self._count = count
@@ -207,18 +209,19 @@ class Runs:
         print(f"{len(missing)} files of tests to run", flush=True)
         if missing:
             for copy in copies:
-                for name, text in self._noted.items():
-                    copy.write(name, text)
-                (copy.folder / ".cache").mkdir(exist_ok=True)
                 ran = copy.folder / ".cache" / "ran"
+                ran.parent.mkdir(exist_ok=True)
                 ran.write_bytes(bytes(self._count))
                 ran.chmod(0o666)
-                copy.write("slurm_gpumem/statements_run.py", NOTES.format(file=str(ran)))
+                which = (ran.stat().st_dev, ran.stat().st_ino)
+                copy.write(_NOTES, NOTES.format(file=str(ran), which=which))
+                for name, text in self._product.items():
+                    copy.write(name, marked(text, self._first[name], copy.folder / _NOTES)[0])
             in_parallel(copies, missing, self._measure_one)
             for copy in copies:
                 for name, text in self._product.items():
                     copy.write(name, text)
-                (copy.folder / "slurm_gpumem/statements_run.py").unlink()
+                (copy.folder / _NOTES).unlink()
         for name in self._tests:
             for _, test, seconds, packed in json.loads(self._kept(name).read_text()):
                 if test:
@@ -232,33 +235,40 @@ class Runs:
         self._kept(name).write_text(json.dumps([one for one in told if one[0] == "ran"]))
 
     def to_ask(self, change: Change) -> List[List[str]]:
-        """Tests that run the statement, the shortest of each file first; then others that run the module.
+        """Tests that run the statement, first those that run little but its module; then others of the module.
 
         Of what is no function's statement: those that run the module, then those of modules that import it.
         """
         around = [one for one in self._statements[change.path] if one[0] <= change.line <= one[1]]
-        if not around:
-            module = self._that_run([change.path])
+        module = self._that_run([change.path])
+        if around:
+            number = max(around, key=lambda one: (one[0], -one[1]))[2]
+            first = [name for name in module if zlib.decompress(self.tests[name][1])[number]]
+            then = list(module)
+            if not first and not self._imported[number]:
+                return []
+        else:
             name = change.path[: -len(".py")].replace("/", ".")
             importers = [path for path, text in self._product.items() if f"from {name} import" in text]
-            return self._stages(module, self._that_run(importers))
-        number = max(around, key=lambda one: (one[0], -one[1]))[2]
-        run_it = [name for name, (_, ran) in self.tests.items() if zlib.decompress(ran)[number]]
-        if not run_it and not self._imported[number]:
-            return []
-        return self._stages(run_it, self._that_run([change.path]))
-
-    def _that_run(self, modules: Sequence[str]) -> List[str]:
-        spans = [(ids[0][2], ids[-1][2] + 1) for ids in map(self._statements.__getitem__, modules) if ids]
-        return [
-            name
-            for name, (_, packed) in self.tests.items()
-            for ran in [zlib.decompress(packed)]
-            if any(ran.find(1, *span) >= 0 for span in spans)
+            first, then = list(module), list(self._that_run(importers))
+        close = sorted(first, key=lambda name: -module[name])[:40]
+        shortest = [
+            self._shortest(first, 4, 20),
+            self._shortest(first, 10**6, 40),
+            self._shortest(then, 4, 15),
         ]
+        return [self._shortest(close, 10**6, 15), *shortest]
 
-    def _stages(self, first: List[str], then: List[str]) -> List[List[str]]:
-        return [self._shortest(first, 4, 20), self._shortest(first, 10**6, 60), self._shortest(then, 4, 30)]
+    def _that_run(self, modules: Sequence[str]) -> Dict[str, float]:
+        """Tests that run a statement of these, and the share of what they run that is theirs."""
+        spans = [(ids[0][2], ids[-1][2] + 1) for ids in map(self._statements.__getitem__, modules) if ids]
+        found = {}
+        for name, (_, packed) in self.tests.items():
+            ran = zlib.decompress(packed)
+            theirs = sum(ran.count(1, *span) for span in spans)
+            if theirs:
+                found[name] = theirs / ran.count(1)
+        return found
 
     def _shortest(self, tests: List[str], of_a_file: int, seconds: float) -> List[str]:
         files: Dict[str, List[str]] = {}

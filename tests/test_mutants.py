@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict
 from unittest import mock
@@ -26,7 +27,7 @@ def test_one_token_is_changed_at_a_time_and_no_type() -> None:
 
 
 def test_a_marked_module_notes_the_statements_of_functions_that_it_runs() -> None:
-    noted, lines = marked(TEXT, 5)
+    noted, lines = marked(TEXT, 5, Path("none"))
     assert lines == [(2, 3), (3, 3), (4, 4)]
     ran: Dict[int, int] = {}
     names: Dict[str, Any] = {}

@@ -1,49 +1,78 @@
-"""Run in a process of its own: traces every fresh step at a tiny size; prints what came of each as JSON."""
+"""Run in a process of its own: traces fresh steps at a tiny size; prints what came of each as JSON.
+
+`.venv/bin/python -m tests.tracing.fresh.checks --write` keeps it where a change of it is meant.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import warnings
-from typing import Any, Dict, List
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Callable, Dict, List
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slurm_gpumem import estimate
+from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.summaries.trace_types import evaluate
+from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.model.live import summarize
 from tests.tracing.fresh import fresh_a, fresh_b, fresh_c
 
+FEW = (
+    "triu_index", "amp_scaler", "beam_crf", "mixtral_style", "diffusion_unet", "gcn_given", "dist_kl", "csr",
+    "sparse_embeddings", "moe_mask", "spectral_conv", "hungarian", "packed_rnn", "muon_lm", "wgan_gp", "ppo",
+    "assert_close", "lstm_cells", "ensemble_stack", "tabular_moments", "perceiver", "lbfgs",
+)  # fmt: skip
+"""Steps that together run nearly all of the tracer that any of them runs."""
 
-def every_step() -> Dict[str, Any]:
-    """Of each: how it was traced, or its error."""
+
+def few_steps() -> Dict[str, str]:
+    return _traced(lambda name: name in FEW)
+
+
+def other_steps() -> Dict[str, str]:
+    return _traced(lambda name: name not in FEW)
+
+
+def _traced(wanted: Callable[[str], bool]) -> Dict[str, str]:
+    """Of fresh steps and odd models: what the trace holds and what is made of it, or its error."""
     found = {}
-    for make in (*fresh_a.ALL, *fresh_b.ALL):
-        model, batch, step = make(False)
-        try:
-            summary = summarize(model, batch, step=step, batch_size=len(batch[0]), scalable=False)
-        except Exception as error:  # noqa: BLE001 - each failure is an answer
-            found[make.__name__] = f"{type(error).__name__}: {error}"
+    fresh = [(make, (False,), False) for make in (*fresh_a.ALL, *fresh_b.ALL)]
+    for make, words, scalable in [*fresh, *((make, (), True) for make in fresh_c.ALL)]:
+        if not wanted(make.__name__):
             continue
-        assert summary.trace is not None
-        found[make.__name__] = summary.trace.way
-    return found
-
-
-def odd_models() -> Dict[str, Any]:
-    """Of each: how it was traced, or its error."""
-    found = {}
-    for make in fresh_c.ALL:
-        model, batch, step = make()
+        torch.manual_seed(0)
+        model, batch, step = make(*words)
         how: Dict[str, Any] = {"step": step} if callable(step) else {"loss": step}
+        if not scalable:
+            how.update(batch_size=len(batch[0]), scalable=False)
         try:
-            summary = summarize(model, batch, **how)
+            found[make.__name__] = _row(summarize(model, batch, **how))
         except Exception as error:  # noqa: BLE001 - each failure is an answer
             found[make.__name__] = f"{type(error).__name__}: {error}"
-            continue
-        assert summary.trace is not None
-        found[make.__name__] = summary.trace.way
     return found
+
+
+def _row(summary: ModelSummary) -> str:
+    """Figures of the trace and of its estimate, and a digest of all blocks and kernels."""
+    trace = summary.trace
+    assert trace is not None
+    stats = replay(trace).stats
+    work = sum(evaluate(size, trace.job.batch) for kernel in trace.kernels for size in kernel.sizes)
+    shown = estimate(summary, gpu="a100")
+    assert shown.utilization is not None
+    told = len(summary.warnings) + len(trace.remarks)
+    whole = [trace.sites, trace.events, trace.phases, trace.kernels, [one[:4] for one in summary.layers]]
+    words = [
+        trace.way, len(trace.events), stats.peak_allocated, stats.peak_reserved, shown.peak_mib, work, told,
+        *(f"{one:.4g}" for one in shown.utilization[:4]), sha256(repr(whole).encode()).hexdigest()[:8],
+    ]  # fmt: skip
+    return " ".join(map(str, words))
 
 
 def graphs() -> Dict[str, Any]:
@@ -449,6 +478,10 @@ def layers_in_functions() -> Dict[str, Any]:
 
 def main(names: List[str]) -> None:
     warnings.simplefilter("ignore")
+    if names == ["--write"]:
+        rows = json.dumps({"few_steps": few_steps(), "other_steps": other_steps()}, indent=0)
+        Path(__file__).with_name("expected.json").write_text(rows + "\n")
+        return
     print(json.dumps({name: globals()[name]() for name in names}))
 
 
