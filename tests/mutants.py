@@ -235,7 +235,7 @@ class Runs:
         self._kept(name).write_text(json.dumps([one for one in told if one[0] == "ran"]))
 
     def to_ask(self, change: Change) -> List[List[str]]:
-        """Tests that run the statement, first those that run little but its module; then others of the module.
+        """Tests that run the statement, first those that run little but its module; then others of that.
 
         Of what is no function's statement: those that run the module, then those of modules that import it.
         """

@@ -20,7 +20,7 @@ _KEPT: Dict[str, Dict[str, str]] = json.loads((Path(__file__).parent / "fresh" /
 def found() -> Dict[str, Any]:
     """All checks in one process: starting torch is most of their time."""
     return _checked(
-        "few_steps",
+        "operators",
         "experts",
         "phases",
         "numbers",
@@ -39,12 +39,6 @@ def found() -> Dict[str, Any]:
     )
 
 
-@pytest.fixture(scope="module")
-def ways() -> Dict[str, Any]:
-    """How dozens of models are traced: half a minute."""
-    return _checked("other_steps")
-
-
 def _checked(*names: str) -> Dict[str, Any]:
     command = [sys.executable, "-m", "tests.tracing.fresh.checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -53,12 +47,16 @@ def _checked(*names: str) -> Dict[str, Any]:
     return answer
 
 
-def test_a_step_is_traced_and_estimated_as_it_was(found: Dict[str, Any]) -> None:
-    assert found["few_steps"] == _KEPT["few_steps"]
+def test_a_step_is_traced_and_estimated_as_it_was() -> None:
+    assert _checked("few_steps")["few_steps"] == _KEPT["few_steps"]
 
 
-def test_other_steps_are_traced_and_estimated_as_they_were(ways: Dict[str, Any]) -> None:
-    assert ways["other_steps"] == _KEPT["other_steps"]
+def test_an_operator_takes_the_blocks_that_it_took(found: Dict[str, Any]) -> None:
+    assert found["operators"] == _KEPT["operators"]
+
+
+def test_other_steps_are_traced_and_estimated_as_they_were() -> None:
+    assert _checked("other_steps")["other_steps"] == _KEPT["other_steps"]
 
 
 def test_a_sparse_graph_takes_what_its_entries_take(found: Dict[str, Any]) -> None:
