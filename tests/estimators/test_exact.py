@@ -1,6 +1,6 @@
 """Estimates of stored texts and traces are what they were, to the MiB and to the word.
 
-The rows of data/exact.tsv run, twice, whatever any of 900 such estimates runs. Where a change of them is meant,
+The rows of data/exact.tsv run, twice, whatever any of 900 such estimates runs. Where a change is meant,
 `WRITE=1 .venv/bin/python -m pytest tests/estimators/test_exact.py` keeps it; a new row needs no last column.
 """
 
