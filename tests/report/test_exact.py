@@ -1,16 +1,11 @@
-"""What reports show of made jobs is what it was, to the letter.
-
-Where a change is meant, `WRITE=1 .venv/bin/python -m pytest tests/report/test_exact.py` keeps it.
-"""
+"""What reports show of made jobs is what it was, to the letter."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List
 
@@ -23,8 +18,7 @@ from slurm_gpumem.report.job import detail_json, job_lines
 from slurm_gpumem.report.listing import TableStyle, footer, table_lines
 from slurm_gpumem.report.summary import group_lines, summary_lines
 from tests.accounting import made_jobs
-
-_KEPT = Path(__file__).with_name("exact.json")
+from tests.support.kept import assert_kept
 
 
 @cache
@@ -85,10 +79,6 @@ def _plain(value: object) -> str:
     return json.dumps(value, default=str, sort_keys=True)
 
 
-def _digest(text: str) -> str:
-    return sha256(text.encode()).hexdigest()[:12]
-
-
 @pytest.fixture(autouse=True)
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
@@ -99,9 +89,4 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_what_is_shown_is_what_it_was() -> None:
-    if "WRITE" in os.environ:
-        kept = {name: _digest(text) for name, text in _shown().items()}
-        _KEPT.write_text(json.dumps(kept, indent=0) + "\n")
-    wanted = json.loads(_KEPT.read_text())
-    assert {name: text for name, text in _shown().items() if _digest(text) != wanted[name]} == {}
-    assert set(wanted) == set(_shown())
+    assert_kept(Path(__file__).with_name("exact.json"), _shown())
