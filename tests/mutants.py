@@ -1,9 +1,11 @@
-"""Do the tests notice? Changes one token of the product at random, and runs its room's tests without daemons.
+"""Do the tests notice? Changes one token of the product at random, and runs the tests without daemons for it.
 
 make mutants [N=60] [SEED=1] [ARGS="slurm_gpumem/node ..."]
 
-Each change is made in a copy of the checkout, one copy per core; the first test that fails ends it. The tests
-of the file's own name come first. A test that fails without the change, too, does not count. Printed is the
+First every test runs once in a copy of the checkout whose functions note which statements were run; that is
+kept in .cache as long as neither the product nor the test's file change. Then each change is made in a copy,
+one copy per core, and the tests that run its statement are asked, shortest first, until one fails; a test
+that fails without the change, too, does not count. A test that no longer ends has noticed. Printed is the
 share that was noticed, and every change that was not.
 """
 
@@ -11,23 +13,28 @@ from __future__ import annotations
 
 import argparse
 import ast
+import base64
+import hashlib
+import json
 import os
 import queue
 import random
 import re
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
-from dataclasses import dataclass, field
+import time
+import zlib
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Set, Tuple
+
+from tests.support.asked_tests import NOTES, marked
 
 ROOT = Path(__file__).resolve().parents[1]
-_WITH_COMMANDS = ("submission", "report", "config")
-"""Rooms whose commands' tests are theirs, too."""
+_NOTES = "slurm_gpumem/statements_run.py"
 _OPERATORS = {
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"),
     ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
@@ -35,7 +42,6 @@ _OPERATORS = {
     ast.Mult: ("*", "//"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.And: ("and", "or"), ast.Or: ("or", "and"),
 }  # fmt: skip
-_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -101,30 +107,20 @@ def changes(path: str, text: str) -> Iterator[Change]:
             yield whole(node.value, "None")
 
 
-def room_of(path: str) -> List[str]:
-    """Tests of the file's name first and of the folders around it, then all of its room."""
-    _, *folders, name = path.split("/")
-    room = Path("tests", *folders[:1])
-    names = [Path(name).stem, *reversed(folders[1:])]
-    tests = dict.fromkeys(test for one in names for test in sorted((ROOT / room).rglob(f"test_{one}*.py")))
-    found = [str(test.relative_to(ROOT)) for test in tests]
-    if not folders:
-        return found or [str(one.relative_to(ROOT)) for one in sorted((ROOT / "tests").glob("test_*.py"))]
-    more = [str(room)] if (ROOT / room).is_dir() else []
-    return [*found, *more, *(["tests/cli"] if folders[0] in _WITH_COMMANDS else [])]
+def _text_of_all() -> Dict[str, str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "slurm_gpumem/*.py", "tests/*.py"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    return {name: (ROOT / name).read_text() for name in sorted(listed) if (ROOT / name).is_file()}
 
 
-@dataclass
 class Copy:
-    """A copy of the checkout, in which one change at a time is made."""
+    """A copy of the checkout with a virtual environment of its own, in which one change at a time is made."""
 
-    folder: Path
-    seconds: float
-    known: Dict[str, bool] = field(default_factory=dict)
-    """Whether tests fail without a change, too."""
-
-    @classmethod
-    def made(cls, folder: Path, seconds: float) -> Copy:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seconds = time.time() - 10**6
         subprocess.run(["git", "clone", "-q", "--shared", str(ROOT), str(folder)], check=True)
         listed = ["git", "ls-files", "-mo", "--exclude-standard"]
         for name in subprocess.run(
@@ -133,64 +129,236 @@ class Copy:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
-        (folder / ".venv").symlink_to(ROOT / ".venv")
-        return cls(folder, seconds)
+            else:
+                (folder / name).unlink()
+        # Programs that tests start find the copy's product without a variable.
+        subprocess.run(["cp", "-al", str(ROOT / ".venv"), str(folder / ".venv")], check=True)
+        for file in [
+            *folder.glob(".venv/bin/*"),
+            *folder.glob(".venv/lib/*/site-packages/*slurm_gpumem*.p*"),
+        ]:
+            here = file.read_bytes() if file.is_file() and not file.is_symlink() else b""
+            if str(ROOT).encode() in here:
+                mode = file.stat().st_mode
+                file.unlink()
+                file.write_bytes(here.replace(str(ROOT).encode(), str(folder).encode()))
+                file.chmod(mode)
+        self._temporary = tempfile.mkdtemp(prefix="gpumem-mutants-")
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._server = subprocess.Popen(
+            [str(folder / ".venv/bin/python"), "-m", "tests.support.asked_tests"],
+            cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
-    def answer(self, change: Change) -> str:
-        """The test that noticed it; "" where none did."""
-        path = self.folder / change.path
-        text = path.read_text()
-        path.write_text(text[: change.start] + change.new + text[change.start + len(change.old) :])
-        try:
-            while True:
-                failed = self._failed(room_of(change.path))
-                if not failed or failed == "time":
-                    return failed
-                changed = path.read_text()
-                path.write_text(text)
-                fails = self.known.setdefault(failed, bool(self._failed([failed])))
-                path.write_text(changed)
-                if not fails:
-                    return failed
-        finally:
-            path.write_text(text)
+    def close(self) -> None:
+        self._server.communicate()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _failed(self, tests: List[str]) -> str:
-        wanted = "not slurm and not timing and not long"
-        left_out = [f"--deselect={name}" for name, fails in self.known.items() if fails]
-        words = [
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            wanted,
-            *left_out,
-            *tests,
+    def write(self, path: str, text: str) -> None:
+        """Each time with a time of its own, so that no compiled file of an earlier text is taken."""
+        (self.folder / path).write_text(text)
+        self._seconds += 1
+        os.utime(self.folder / path, (self._seconds, self._seconds))
+
+    def asked(
+        self, tests: List[str], files: List[str], seconds: float, ran: str = ""
+    ) -> Tuple[Any, List[Any]]:
+        """The exit code (None: it took longer) and what was told."""
+        out = Path(self._temporary, "told")
+        out.unlink(missing_ok=True)
+        words = {
+            "tests": tests, "files": files, "seconds": seconds, "ran": ran, "out": str(out),
+            "temporary": str(Path(self._temporary, "tests")),
+        }  # fmt: skip
+        assert self._server.stdin
+        assert self._server.stdout
+        self._server.stdin.write(json.dumps(words) + "\n")
+        self._server.stdin.flush()
+        code = json.loads(self._server.stdout.readline())
+        return code, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+class Runs:
+    """Which statements of functions each test runs, and how long it takes."""
+
+    def __init__(self, texts: Dict[str, str]) -> None:
+        self._product = {name: text for name, text in texts.items() if name.startswith("slurm_gpumem/")}
+        self._tests = {name: text for name, text in texts.items() if Path(name).name.startswith("test_")}
+        self._first: Dict[str, int] = {}
+        self._statements: Dict[str, List[Tuple[int, int, int]]] = {}
+        count = 0
+        for name, text in self._product.items():
+            lines = marked(text, count, Path())[1]
+            self._first[name] = count
+            self._statements[name] = [(*pair, count + number) for number, pair in enumerate(lines)]
+            count += len(lines)
+        self._count = count
+        key = hashlib.sha256(json.dumps(self._product).encode()).hexdigest()[:16]
+        self.folder = ROOT / ".cache" / "mutants" / key
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.tests: Dict[str, Tuple[float, bytes]] = {}
+        self._imported = bytes(count)
+        """What some test's file runs when it is loaded."""
+
+    def _kept(self, name: str) -> Path:
+        return self.folder / hashlib.sha256((name + self._tests[name]).encode()).hexdigest()[:24]
+
+    def measure(self, copies: List[Copy]) -> None:
+        missing = [name for name in self._tests if not self._kept(name).exists()]
+        print(f"{len(missing)} files of tests to run", flush=True)
+        if missing:
+            for copy in copies:
+                ran = copy.folder / ".cache" / "ran"
+                ran.parent.mkdir(exist_ok=True)
+                ran.write_bytes(bytes(self._count))
+                ran.chmod(0o666)
+                which = (ran.stat().st_dev, ran.stat().st_ino)
+                copy.write(_NOTES, NOTES.format(file=str(ran), which=which))
+                for name, text in self._product.items():
+                    copy.write(name, marked(text, self._first[name], copy.folder / _NOTES)[0])
+            in_parallel(copies, missing, self._measure_one)
+            for copy in copies:
+                for name, text in self._product.items():
+                    copy.write(name, text)
+                (copy.folder / _NOTES).unlink()
+        for name in self._tests:
+            for _, test, seconds, packed in json.loads(self._kept(name).read_text()):
+                if test:
+                    self.tests[test] = seconds, base64.b64decode(packed)
+                else:
+                    loaded = zlib.decompress(base64.b64decode(packed))
+                    self._imported = bytes(map(int.__or__, self._imported, loaded))
+
+    def _measure_one(self, copy: Copy, name: str) -> None:
+        _, told = copy.asked([], [name], 900, str(copy.folder / ".cache" / "ran"))
+        self._kept(name).write_text(json.dumps([one for one in told if one[0] == "ran"]))
+
+    def to_ask(self, change: Change) -> List[List[str]]:
+        """Tests that run the statement, first those that run little but its module; then others of that.
+
+        Of what is no function's statement: those that run the module, then those of modules that import it.
+        """
+        around = [one for one in self._statements[change.path] if one[0] <= change.line <= one[1]]
+        module = self._that_run([change.path])
+        if around:
+            number = max(around, key=lambda one: (one[0], -one[1]))[2]
+            first = [name for name in module if zlib.decompress(self.tests[name][1])[number]]
+            then = list(module)
+            if not first and not self._imported[number]:
+                return []
+        else:
+            name = change.path[: -len(".py")].replace("/", ".")
+            importers = [path for path, text in self._product.items() if f"from {name} import" in text]
+            first, then = list(module), list(self._that_run(importers))
+        close = sorted(first, key=lambda name: -module[name])[:40]
+        shortest = [
+            self._shortest(first, 4, 20),
+            self._shortest(first, 10**6, 40),
+            self._shortest(then, 4, 15),
         ]
-        environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        asked = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=self.folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output = asked.communicate(timeout=self.seconds)[0]
-        except subprocess.TimeoutExpired:
-            os.killpg(asked.pid, signal.SIGKILL)
-            asked.communicate()
-            return "time"
-        found = _FAILED.search(output)
-        if found:
-            return found.group(1)
-        return "" if asked.returncode in (0, 5) else f"exit code {asked.returncode}"
+        return [self._shortest(close, 10**6, 15), *shortest]
+
+    def _that_run(self, modules: Sequence[str]) -> Dict[str, float]:
+        """Tests that run a statement of these, and the share of what they run that is theirs."""
+        spans = [(ids[0][2], ids[-1][2] + 1) for ids in map(self._statements.__getitem__, modules) if ids]
+        found = {}
+        for name, (_, packed) in self.tests.items():
+            ran = zlib.decompress(packed)
+            theirs = sum(ran.count(1, *span) for span in spans)
+            if theirs:
+                found[name] = theirs / ran.count(1)
+        return found
+
+    def _shortest(self, tests: List[str], of_a_file: int, seconds: float) -> List[str]:
+        files: Dict[str, List[str]] = {}
+        for name in sorted(tests, key=lambda one: self.tests[one][0]):
+            files.setdefault(name.partition("::")[0], []).append(name)
+        chosen: List[str] = []
+        for names in sorted(files.values(), key=lambda names: self.tests[names[0]][0]):
+            for name in names[:of_a_file]:
+                seconds -= self.tests[name][0]
+                if seconds > 0 or not chosen:
+                    chosen.append(name)
+        return chosen
+
+
+def in_parallel(copies: List[Copy], work: Sequence[Any], done: Callable[[Copy, Any], None]) -> None:
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    for one in work:
+        waiting.put(one)
+
+    def go_on(copy: Copy) -> None:
+        while True:
+            try:
+                one = waiting.get_nowait()
+            except queue.Empty:
+                return
+            done(copy, one)
+
+    threads = [threading.Thread(target=go_on, args=(copy,)) for copy in copies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Answers:
+    """What the tests say to each change."""
+
+    def __init__(self, runs: Runs, texts: Dict[str, str], number: int) -> None:
+        self._runs = runs
+        self._texts = texts
+        self._number = number
+        self._fails: Dict[str, bool] = {}
+        """Whether tests fail without a change, too."""
+        self.of: Dict[Change, str] = {}
+
+    def ask(self, copy: Copy, change: Change) -> None:
+        began = time.monotonic()
+        text = self._texts[change.path]
+        changed = text[: change.start] + change.new + text[change.start + len(change.old) :]
+        stages = self._runs.to_ask(change)
+        asked: Set[str] = set()
+        answer = ""
+        for tests in stages:
+            left = [name for name in tests if name not in asked]
+            asked.update(left)
+            answer = answer or self._stage(copy, change.path, text, changed, left)
+        self.of[change] = answer
+        took = time.monotonic() - began
+        told = answer or (f"NOT NOTICED by {len(asked)}" if asked else "NOT NOTICED: no test runs it")
+        print(f"{len(self.of)} of {self._number}: {change}  {told}  {took:.0f} s", flush=True)
+
+    def _stage(self, copy: Copy, path: str, text: str, changed: str, tests: List[str]) -> str:
+        while True:
+            tests = [name for name in tests if not self._fails.get(name)]
+            if not tests:
+                return ""
+            copy.write(path, changed)
+            failed = self._failed(copy, tests)
+            copy.write(path, text)
+            if not failed:
+                return ""
+            name = failed.partition(" ")[2]
+            if name not in self._runs.tests:
+                return failed if not self._failed(copy, tests[:1]) else "?"
+            if name not in self._fails:
+                self._fails[name] = bool(self._failed(copy, [name]))
+            if not self._fails[name]:
+                return failed
+
+    def _failed(self, copy: Copy, tests: List[str]) -> str:
+        """The first that failed or did not end."""
+        files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
+        usual = sum(self._runs.tests[name][0] for name in tests) + 2 * len(files)
+        code, told = copy.asked(tests, files, 60 + 4 * usual)
+        for word, name, *_ in told:
+            if word == "failed":
+                return f"failed {name}"
+        if code is None:
+            return f"hangs {[name for word, name, *_ in told if word == 'start'][-1:]}"
+        return "" if code in (0, 5) else f"exits {code}"
 
 
 def main() -> None:
@@ -199,39 +367,26 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=300.0, help="for one change")
     options = parser.parse_args()
-    waiting: queue.SimpleQueue[Change] = queue.SimpleQueue()
-    answers: Dict[Change, str] = {}
-    with tempfile.TemporaryDirectory(prefix="gpumem-mutants-") as folder:
-        copies = [Copy.made(Path(folder, str(number)), options.seconds) for number in range(options.workers)]
-        root = copies[0].folder
-        files = sorted(one for path in options.paths for one in (root / path).rglob("*.py"))
-        found = [one for file in files for one in changes(str(file.relative_to(root)), file.read_text())]
-        drawn = random.Random(options.seed).sample(found, min(options.number, len(found)))
-        for one in drawn:
-            waiting.put(one)
-
-        def work(copy: Copy) -> None:
-            while True:
-                try:
-                    change = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                answers[change] = copy.answer(change)
-                told = answers[change] or "NOT NOTICED"
-                print(f"{len(answers)} of {len(drawn)}: {change}  {told}", flush=True)
-
-        threads = [threading.Thread(target=work, args=(copy,)) for copy in copies]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    late = [change for change in drawn if answers[change] == "time"]
-    missed = [change for change in drawn if not answers[change]]
-    ended = len(drawn) - len(late)
-    print(f"\nnoticed: {ended - len(missed)} of {ended} (seed {options.seed})", end="")
-    print(f"; {len(late)} took longer than {options.seconds:.0f} s" if late else "")
+    texts = _text_of_all()
+    wanted = tuple(path.rstrip("/") for path in options.paths)
+    product = [name for name in texts if name.startswith("slurm_gpumem/")]
+    found = [one for name in product if name.startswith(wanted) for one in changes(name, texts[name])]
+    drawn = random.Random(options.seed).sample(found, min(options.number, len(found)))
+    runs = Runs(texts)
+    with tempfile.TemporaryDirectory(prefix="copies-", dir=runs.folder.parent) as folder:
+        copies = [Copy(Path(folder, str(number))) for number in range(options.workers)]
+        runs.measure(copies)
+        answers = Answers(runs, texts, len(drawn))
+        in_parallel(copies, drawn, answers.ask)
+        for copy in copies:
+            copy.close()
+    missed = [change for change in drawn if not answers.of[change]]
+    rooms = Counter(change.path.split("/")[1] for change in drawn)
+    print(f"\nnoticed: {len(drawn) - len(missed)} of {len(drawn)} (seed {options.seed})")
+    for room, number in sorted(rooms.items()):
+        left = sum(change.path.split("/")[1] == room for change in missed)
+        print(f"  {room}: {number - left} of {number}")
     for change in missed:
         print(f"  not noticed: {change}")
 

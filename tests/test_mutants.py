@@ -1,8 +1,14 @@
-"""What `make mutants` may change, and which tests it asks."""
+"""What `make mutants` may change, and how it knows which tests run it."""
 
 from __future__ import annotations
 
-from tests.mutants import changes, room_of
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict
+from unittest import mock
+
+from tests.mutants import changes
+from tests.support.asked_tests import marked
 
 TEXT = """def f(a: int = 1, *b) -> int:
     if a != 2 and not b:  # é == é
@@ -20,6 +26,12 @@ def test_one_token_is_changed_at_a_time_and_no_type() -> None:
     assert all(TEXT[one.start :].startswith(one.old) for one in made)
 
 
-def test_room_of_the_same_name_come_first_and_commands_tests_last() -> None:
-    assert room_of("slurm_gpumem/node/mps/daemons.py") == ["tests/node/test_mps.py", "tests/node"]
-    assert room_of("slurm_gpumem/submission/job/slots.py")[-2:] == ["tests/submission", "tests/cli"]
+def test_a_marked_module_notes_the_statements_of_functions_that_it_runs() -> None:
+    noted, lines = marked(TEXT, 5, Path("none"))
+    assert lines == [(2, 3), (3, 3), (4, 4)]
+    ran: Dict[int, int] = {}
+    names: Dict[str, Any] = {}
+    with mock.patch.dict("sys.modules", {"slurm_gpumem.statements_run": SimpleNamespace(_ran_=ran)}):
+        exec(noted, names)
+    assert names["f"](2) is None
+    assert ran == {5: 1, 7: 1}

@@ -11,6 +11,9 @@ import pytest
 
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.slurm.state.history import FIELDS
+from tests.support.kept import assert_kept
+
+_KEPT = Path(__file__).with_name("what_if.json")
 
 
 def _moment(seconds: float) -> str:
@@ -57,6 +60,7 @@ def test_a_history_with_gpu_use_gives_one_figure_each_and_no_names(
 ) -> None:
     assert main(["what-if", _file(tmp_path, known=True)]) == 0
     text = capsys.readouterr().out
+    assert_kept(_KEPT, {"known": text})
     assert "300 jobs on GPUs by 7 users, 9" in text
     assert "8 × a100 of 40 GiB in 2 nodes (as seen from the jobs" in text
     assert "memory of jobs on one GPU from: gres/gpumem 100%" in text
@@ -83,6 +87,7 @@ def test_without_gpu_use_the_answer_is_a_range_and_says_why(
 ) -> None:
     assert main(["what-if", _file(tmp_path, known=False), "--names"]) == 0
     text = capsys.readouterr().out
+    assert_kept(_KEPT, {"unknown": text})
     assert "assumed 100%" in text
     assert "the ranges are over three assumptions" in text
     assert "–" in text
@@ -94,7 +99,9 @@ def test_sharing_shortens_the_queue_of_a_busy_site_and_its_figures_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["what-if", _file(tmp_path, known=True), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert_kept(_KEPT, {"json": re.sub(r"(\d\.\d{4})\d+", r"\1", text)})
+    found = json.loads(text)
     ways = found["totals"]["middle"]
     assert ways["shared"]["waiting_h"] < ways["whole GPUs"]["waiting_h"]
     assert ways["shared"]["gpu_hours"] < ways["whole GPUs"]["gpu_hours"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import heapq
 import random
 from math import isnan
+from pathlib import Path
 from typing import List
 
 import pytest
@@ -14,6 +15,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.types import SimJob
 from tests.simulation.jobs import HEAVY, LIGHT, job, setup
+from tests.support.kept import assert_kept
 
 
 def _random_jobs(count: int, seed: int, *, most_gpus: int = 4) -> List[SimJob]:
@@ -57,6 +59,11 @@ def test_under_every_policy_every_job_ends_and_none_is_faster_than_alone(policy:
         return
     mig = (LAYOUTS["3g+2g+1g"],) * 4 if mode == "mig" else ()
     outcome = simulate(jobs, setup(policy, gpus=4, nodes=2, mode=mode, mig=mig, record=True))
+    plain = [[round(one, 3) for one in values] for values in (outcome.start, outcome.end, outcome.sums)]
+    curve = [[round(one, 3) for one in change] for change in outcome.curve]
+    runs = [(*run[:2], round(run.start, 3), round(run.end, 3), *run[4:]) for run in outcome.runs]
+    whole = [plain, curve, runs, outcome.crashes, outcome.over_limit]
+    assert_kept(Path(__file__).with_name("engine.json"), {f"{policy} {mode}": repr(whole)})
     assert not outcome.refused
     for one, start, end in zip(outcome.jobs, outcome.start, outcome.end):
         assert start >= one.arrival

@@ -1,48 +1,180 @@
-"""Run in a process of its own: traces every fresh step at a tiny size; prints what came of each as JSON."""
+"""Run in a process of its own: traces fresh steps at a tiny size; prints what came of each as JSON.
+
+`.venv/bin/python -m tests.tracing.fresh.checks --write` keeps it where a change of it is meant.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import warnings
-from typing import Any, Dict, List
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Callable, Dict, List
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slurm_gpumem import estimate
+from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.summaries.trace_types import evaluate
+from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.model.live import summarize
 from tests.tracing.fresh import fresh_a, fresh_b, fresh_c
 
+FEW = (
+    "triu_index", "amp_scaler", "beam_crf", "mixtral_style", "diffusion_unet", "gcn_given", "dist_kl", "csr",
+    "sparse_embeddings", "moe_mask", "spectral_conv", "hungarian", "packed_rnn", "muon_lm", "wgan_gp", "ppo",
+    "assert_close", "lstm_cells", "ensemble_stack", "tabular_moments", "perceiver", "lbfgs",
+)  # fmt: skip
+"""Steps that together run nearly all of the tracer that any of them runs."""
 
-def every_step() -> Dict[str, Any]:
-    """Of each: how it was traced, or its error."""
+
+def few_steps() -> Dict[str, str]:
+    return _traced(lambda name: name in FEW)
+
+
+def other_steps() -> Dict[str, str]:
+    return _traced(lambda name: name not in FEW)
+
+
+def _traced(wanted: Callable[[str], bool]) -> Dict[str, str]:
+    """Of fresh steps and odd models: what the trace holds and what is made of it, or its error."""
     found = {}
-    for make in (*fresh_a.ALL, *fresh_b.ALL):
-        model, batch, step = make(False)
+    fresh = [(make, (False,), False) for make in (*fresh_a.ALL, *fresh_b.ALL)]
+    for make, words, scalable in [*fresh, *((make, (), True) for make in fresh_c.ALL)]:
+        if not wanted(make.__name__):
+            continue
+        torch.manual_seed(0)
+        model, batch, step = make(*words)
+        how: Dict[str, Any] = {"step": step} if callable(step) else {"loss": step}
+        if not scalable:
+            how.update(batch_size=len(batch[0]), scalable=False)
         try:
-            summary = summarize(model, batch, step=step, batch_size=len(batch[0]), scalable=False)
+            found[make.__name__] = _row(summarize(model, batch, **how))
         except Exception as error:  # noqa: BLE001 - each failure is an answer
             found[make.__name__] = f"{type(error).__name__}: {error}"
-            continue
-        assert summary.trace is not None
-        found[make.__name__] = summary.trace.way
     return found
 
 
-def odd_models() -> Dict[str, Any]:
-    """Of each: how it was traced, or its error."""
+def _row(summary: ModelSummary) -> str:
+    """Figures of the trace and of its estimate, and a digest of all blocks and kernels."""
+    trace = summary.trace
+    assert trace is not None
+    stats = replay(trace).stats
+    work = sum(evaluate(size, trace.job.batch) for kernel in trace.kernels for size in kernel.sizes)
+    shown = estimate(summary, gpu="a100")
+    assert shown.utilization is not None
+    told = len(summary.warnings) + len(trace.remarks)
+    whole = [trace.sites, trace.events, trace.phases, trace.kernels, [one[:4] for one in summary.layers]]
+    words = [
+        trace.way, len(trace.events), stats.peak_allocated, stats.peak_reserved, shown.peak_mib, work, told,
+        *(f"{one:.4g}" for one in shown.utilization[:4]), sha256(repr(whole).encode()).hexdigest()[:8],
+    ]  # fmt: skip
+    return " ".join(map(str, words))
+
+
+def _heads(x: Tensor, size: int, heads: int = 4) -> Tensor:
+    """Queries: 4 samples of 10 tokens."""
+    return x[:1, :1].expand(4, 10 * heads * size).reshape(4, heads, 10, size)
+
+
+def _attention(
+    size: int, key_heads: int = 4, mask: bool = False, **options: Any
+) -> Callable[[Tensor], Tensor]:
+    def attend(x: Tensor) -> Tensor:
+        query, key = _heads(x, size), _heads(x, size, key_heads)
+        seen = torch.ones(4, 4, 10, 10, dtype=torch.bool, device=x.device).tril() if mask else None
+        return F.scaled_dot_product_attention(query, key, key, seen, enable_gqa=key_heads != 4, **options)
+
+    return attend
+
+
+def _matrices(x: Tensor) -> Tensor:
+    return x @ x.t() + torch.eye(4, device=x.device)
+
+
+_OF_MATRICES: Dict[str, Callable[[Tensor], Any]] = {
+    "cholesky": torch.linalg.cholesky, "inv": torch.linalg.inv, "det": torch.linalg.det,
+    "qr": torch.linalg.qr, "svd": lambda m: torch.linalg.svd(m, full_matrices=False),
+    "svdvals": torch.linalg.svdvals, "eigh": torch.linalg.eigh, "eigvalsh": torch.linalg.eigvalsh,
+    "lu": torch.linalg.lu_factor, "pinv": torch.linalg.pinv, "exp": torch.linalg.matrix_exp,
+    "slogdet": torch.linalg.slogdet, "solve": lambda m: torch.linalg.solve(m, m),
+}  # fmt: skip
+_CALLS: Dict[str, Callable[[Tensor], Any]] = {
+    **{f"{name} of one": lambda x, use=use: use(_matrices(x)) for name, use in _OF_MATRICES.items()},
+    **{
+        f"{name} of six": lambda x, use=use: use(_matrices(x).expand(6, 4, 4))
+        for name, use in _OF_MATRICES.items()
+    },
+    "attention": _attention(16), "attention of odd heads": _attention(15),
+    "causal": _attention(16, is_causal=True), "masked": _attention(16, mask=True),
+    "shared keys": _attention(16, 2), "dropped": _attention(16, dropout_p=0.1), "wide heads": _attention(512),
+    "all of it": _attention(16, 2, True, dropout_p=0.1, scale=0.5),
+    "flat": lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    "multi margin": lambda x: F.multi_margin_loss(x.detach(), x.detach().argmax(1)),
+    "labels margin": lambda x: F.multilabel_margin_loss(x.detach(), torch.zeros_like(x, dtype=torch.int64)),
+    "renorm": lambda x: torch.renorm(x, 2, 0, 1.0), "roll": lambda x: torch.roll(x, (1, 2), (0, 1)),
+    "unfold": lambda x: F.unfold(x.view(1, 4, 4, 4), 2), "rms": lambda x: F.rms_norm(x, (16,)),
+    "fold": lambda x: F.fold(x.view(1, 16, 4), (3, 3), 2), "softmax": lambda x: F.log_softmax(x.t(), 1),
+    "where": lambda x: torch.where(x.detach() > 0, x, 0.0), "rrelu": lambda x: F.rrelu(x, training=True),
+    "dropout": lambda x: F.feature_alpha_dropout(x, 0.2),
+    "noise": lambda x: x * torch.bernoulli(x.detach().sigmoid()), "median": lambda x: x.median(1),
+    "most": lambda x: x.topk(3), "sort": torch.sort, "norm": lambda x: x.norm(dim=0),
+    "mean": lambda x: x.mean(1), "spread": torch.var_mean, "maximum": lambda x: x.amax(0),
+    "total": lambda x: x.logsumexp(1), "running": lambda x: x.cumsum(1), "products": lambda x: x.cumprod(0),
+    "distances": lambda x: torch.cdist(x, x),
+    "resized": lambda x: F.interpolate(x.view(1, 4, 4, 4), scale_factor=2, mode="bicubic"),
+    "sampled": lambda x: F.grid_sample(x.view(1, 4, 4, 4), x.view(1, 32, 1, 2)[:, :4]),
+    "pooled": lambda x: F.max_pool2d(x.view(1, 4, 4, 4), 2), "bag": lambda x: F.embedding_bag(_tokens(x), x),
+    "embedding": lambda x: F.embedding(_tokens(x), x, padding_idx=0),
+    "gathered": lambda x: x.gather(1, _tokens(x)),
+    "put": lambda x: x.index_put((_tokens(x)[0],), x[0], accumulate=True),
+    "picked": lambda x: x[_tokens(x)[:, 0]], "kl": lambda x: F.kl_div(x, x.detach().exp()),
+    "cross": lambda x: F.cross_entropy(x, _tokens(x)[:, 0]), "transform": lambda x: torch.fft.fft2(x).abs(),
+    "stft": lambda x: torch.stft(x, 8, return_complex=True).abs(),
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, x), "outer": lambda x: torch.outer(x[0], x[1]),
+}  # fmt: skip
+
+
+def _tokens(x: Tensor) -> Tensor:
+    return torch.arange(12, device=x.device).view(4, 3) % 4
+
+
+class _Call(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.weight = name, nn.Parameter(torch.rand(4, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = _CALLS[self.name](self.weight * x)
+        many = found if isinstance(found, (tuple, list)) else [found]
+        return sum((one.float().sum() for one in many if one.is_floating_point()), x.sum())
+
+
+class _Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.ModuleList(_Call(name) for name in _CALLS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([call(x) for call in self.calls])
+
+
+def operators() -> Dict[str, str]:
+    """Blocks of single operators, forward and backward: how many, their bytes, a digest of all about them."""
     found = {}
-    for make in fresh_c.ALL:
-        model, batch, step = make()
-        how: Dict[str, Any] = {"step": step} if callable(step) else {"loss": step}
-        try:
-            summary = summarize(model, batch, **how)
-        except Exception as error:  # noqa: BLE001 - each failure is an answer
-            found[make.__name__] = f"{type(error).__name__}: {error}"
-            continue
-        assert summary.trace is not None
-        found[make.__name__] = summary.trace.way
+    for precision in ("fp32", "amp-bf16"):
+        trace = summarize(
+            _Calls(), torch.rand(4, 16), loss=lambda out, _: out.sum(), precision=precision, scalable=False
+        ).trace
+        assert trace is not None
+        for number, name in enumerate(_CALLS):
+            sites = [trace.sites[event] for event in trace.events if event >= 0]
+            own = [site for site in sites if site.module == f"calls.{number}"]
+            digest = sha256(repr(own).encode()).hexdigest()[:8]
+            found[f"{name} in {precision}"] = f"{len(own)} {sum(site.bytes_at(4) for site in own)} {digest}"
     return found
 
 
@@ -449,6 +581,11 @@ def layers_in_functions() -> Dict[str, Any]:
 
 def main(names: List[str]) -> None:
     warnings.simplefilter("ignore")
+    if names == ["--write"]:
+        kept = {one.__name__: one() for one in (few_steps, operators, other_steps)}
+        rows = json.dumps(kept, indent=0)
+        Path(__file__).with_name("expected.json").write_text(rows + "\n")
+        return
     print(json.dumps({name: globals()[name]() for name in names}))
 
 

@@ -157,26 +157,6 @@ class MoeSort(Experts):
         return out.view(shape)
 
 
-class MoeCapacity(Experts):
-    """GShard: dispatch tensors of a fixed capacity."""
-
-    def forward(self, x):
-        shape = x.shape
-        x = x.flatten(0, -2)
-        tokens, count = x.shape[0], len(self.experts)
-        capacity = int(1.25 * self.k * tokens / count)
-        weights, chosen = self.route(x)
-        hot = F.one_hot(chosen, count).float()
-        place = (hot.flatten(0, 1).cumsum(0) - 1).view_as(hot)
-        hot = hot * (place < capacity)
-        slot = F.one_hot(place.clamp(0, capacity - 1).long(), capacity).float()
-        send = torch.einsum("tke,tkec->tec", hot, slot)
-        inside = torch.einsum("tec,td->ecd", send, x)
-        made = torch.stack([expert(part) for expert, part in zip(self.experts, inside)])
-        share = torch.einsum("tk,tke,tkec->tec", weights, hot, slot)
-        return torch.einsum("tec,ecd->td", share, made).view(shape)
-
-
 def _moe(kind, big, tokens=8192):
     width, hidden, count = (1024, 4096, 8) if big else (16, 32, 4)
     model = nn.Sequential(
@@ -208,57 +188,6 @@ def moe_unique(big):
 
 def moe_sort(big):
     return _moe(MoeSort, big)
-
-
-def moe_capacity(big):
-    return _moe(MoeCapacity, big, 2048)
-
-
-def gan_two(big):
-    """Two optimizers, a detached step for the critic."""
-    side, width, rows = (64, 64, 64) if big else (16, 4, 2)
-
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            up = [nn.ConvTranspose2d(100, width * 4, side // 8), nn.ReLU()]
-            for a, b in ((4, 2), (2, 1)):
-                up += [
-                    nn.ConvTranspose2d(width * a, width * b, 4, 2, 1),
-                    nn.BatchNorm2d(width * b),
-                    nn.ReLU(),
-                ]
-            self.g = nn.Sequential(*up, nn.ConvTranspose2d(width, 3, 4, 2, 1), nn.Tanh())
-            down = [nn.Conv2d(3, width, 4, 2, 1), nn.LeakyReLU(0.2)]
-            for a, b in ((1, 2), (2, 4)):
-                down += [
-                    nn.Conv2d(width * a, width * b, 4, 2, 1),
-                    nn.BatchNorm2d(width * b),
-                    nn.LeakyReLU(0.2),
-                ]
-            self.d = nn.Sequential(*down, nn.Flatten(), nn.Linear(width * 4 * (side // 8) ** 2, 1))
-
-    def step(model, batch, optimizer):
-        (real,) = batch
-        if not hasattr(model, "opts"):
-            model.opts = [
-                torch.optim.Adam(m.parameters(), 2e-4, betas=(0.5, 0.999)) for m in (model.g, model.d)
-            ]
-        g, d = model.opts
-        fake = model.g(torch.randn(real.shape[0], 100, 1, 1, device=real.device))
-        ones = torch.ones(real.shape[0], 1, device=real.device)
-        d_loss = F.binary_cross_entropy_with_logits(model.d(real), ones)
-        d_loss = d_loss + F.binary_cross_entropy_with_logits(model.d(fake.detach()), 1 - ones)
-        d.zero_grad()
-        d_loss.backward()
-        d.step()
-        g_loss = F.binary_cross_entropy_with_logits(model.d(fake), ones)
-        g.zero_grad()
-        g_loss.backward()
-        g.step()
-        return f"{d_loss.item():.3f} {g_loss:.3f}"
-
-    return Pair(), (torch.randn(rows * (4 if big else 1), 3, side, side),), step
 
 
 def wgan_gp(big):
@@ -307,126 +236,6 @@ def siamese(big):
         return update(loss, optimizer)
 
     return model, tuple(torch.randn(rows, 1, s, s) for _ in range(3)), step
-
-
-def gnn_scatter(big):
-    """Messages along edges, summed with index_add and scatter_reduce."""
-    nodes, edges, width = (40_000, 400_000, 256) if big else (20, 60, 8)
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.message, self.node = nn.Linear(2 * width, width), nn.GRUCell(width, width)
-
-        def forward(self, x, source, target):
-            m = F.relu(self.message(torch.cat([x[source], x[target]], -1)))
-            total = torch.zeros_like(x).index_add(0, target, m)
-            return self.node(total, x)
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(Layer() for _ in range(2))
-            self.head = nn.Linear(width, 10)
-
-        def forward(self, x, edge):
-            for layer in self.layers:
-                x = layer(x, edge[0], edge[1])
-            degree = torch.zeros(x.shape[0], device=x.device).scatter_add_(
-                0, edge[1], torch.ones_like(edge[1], dtype=x.dtype)
-            )
-            return self.head(x / degree.clamp(min=1)[:, None])
-
-    def step(model, batch, optimizer):
-        x, edge, y, train = batch
-        out = model(x, edge)
-        return update(F.cross_entropy(out[train], y[train]), optimizer)
-
-    train = torch.zeros(nodes, dtype=torch.bool)
-    train[: nodes // 10] = True
-    batch = (
-        torch.randn(nodes, width),
-        torch.randint(0, nodes, (2, edges)),
-        torch.randint(0, 10, (nodes,)),
-        train,
-    )
-    return Net(), batch, step
-
-
-def gat_softmax(big):
-    """Attention over edges: a softmax by target with scatter_reduce."""
-    nodes, edges, width, heads = (30_000, 300_000, 32, 4) if big else (20, 60, 4, 2)
-
-    class Gat(nn.Module):
-        def __init__(self, inside):
-            super().__init__()
-            self.lin = nn.Linear(inside, width * heads, bias=False)
-            self.a = nn.Parameter(torch.randn(heads, 2 * width) * 0.1)
-
-        def forward(self, x, edge):
-            h = self.lin(x).view(-1, heads, width)
-            pair = torch.cat([h[edge[0]], h[edge[1]]], -1)
-            score = F.leaky_relu((pair * self.a).sum(-1), 0.2)
-            index = edge[1][:, None].expand_as(score)
-            most = torch.full((x.shape[0], heads), -1e9, device=x.device).scatter_reduce(
-                0, index, score, "amax"
-            )
-            e = (score - most[edge[1]]).exp()
-            total = torch.zeros(x.shape[0], heads, device=x.device).scatter_add(0, index, e)
-            alpha = e / (total[edge[1]] + 1e-9)
-            out = torch.zeros_like(h).index_add(0, edge[1], h[edge[0]] * alpha[..., None])
-            return F.elu(out.flatten(1))
-
-    model = nn.ModuleList([Gat(width), Gat(width * heads), nn.Linear(width * heads, 7)])
-
-    def step(model, batch, optimizer):
-        x, edge, y = batch
-        for layer in model[:2]:
-            x = layer(x, edge)
-        return update(F.cross_entropy(model[2](x), y), optimizer)
-
-    return (
-        model,
-        (torch.randn(nodes, width), torch.randint(0, nodes, (2, edges)), torch.randint(0, 7, (nodes,))),
-        step,
-    )
-
-
-def ssm_scan(big):
-    """A selective state space with a loop over time."""
-    width, state, length, rows = (512, 16, 64, 32) if big else (8, 4, 6, 2)
-
-    class Mixer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inside = nn.Linear(width, 2 * width)
-            self.conv = nn.Conv1d(width, width, 4, groups=width, padding=3)
-            self.x = nn.Linear(width, 1 + 2 * state)
-            self.a = nn.Parameter(torch.arange(1, state + 1).float().log().repeat(width, 1))
-            self.out = nn.Linear(width, width)
-
-        def forward(self, x):
-            u, gate = self.inside(x).chunk(2, -1)
-            u = F.silu(self.conv(u.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2))
-            dt, b, c = self.x(u).split([1, state, state], -1)
-            dt = F.softplus(dt)
-            h, ys = torch.zeros(x.shape[0], width, state, device=x.device), []
-            for t in range(x.shape[1]):
-                h = (
-                    torch.exp(dt[:, t, :, None] * -self.a.exp()) * h
-                    + (dt[:, t] * u[:, t])[..., None] * b[:, t, None]
-                )
-                ys.append((h * c[:, t, None]).sum(-1))
-            return self.out(torch.stack(ys, 1) * F.silu(gate)) + x
-
-    model = nn.Sequential(nn.Embedding(256, width), Mixer(), Mixer(), nn.Linear(width, 256))
-
-    def step(model, batch, optimizer):
-        (x,) = batch
-        out = model(x[:, :-1])
-        return update(F.cross_entropy(out.flatten(0, 1), x[:, 1:].flatten()), optimizer)
-
-    return model, (torch.randint(0, 256, (rows, length + 1)),), step
 
 
 def diffusion_unet(big):
@@ -643,13 +452,8 @@ ALL = [
     moe_mask,
     moe_unique,
     moe_sort,
-    moe_capacity,
-    gan_two,
     wgan_gp,
     siamese,
-    gnn_scatter,
-    gat_softmax,
-    ssm_scan,
     diffusion_unet,
     vq_vae,
     lstm_cells,

@@ -10,63 +10,6 @@ from torch.utils.checkpoint import checkpoint
 from tests.tracing.fresh.fresh_a import mlp, update
 
 
-def hypernet(big):
-    """A network whose weights another one makes, applied with functional_call."""
-    width, rows = (512, 4096) if big else (4, 3)
-    main = mlp(width, width, width)
-    shapes = {n: p.shape for n, p in main.named_parameters()}
-
-    class Hyper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.code = nn.Parameter(torch.randn(64))
-            self.make = nn.ModuleDict(
-                {n.replace(".", "_"): nn.Linear(64, s.numel()) for n, s in shapes.items()}
-            )
-
-        def forward(self, x):
-            made = {n: self.make[n.replace(".", "_")](self.code).view(s) for n, s in shapes.items()}
-            return torch.func.functional_call(main, made, (x,))
-
-    def step(model, batch, optimizer):
-        x, y = batch
-        return update(F.mse_loss(model(x), y), optimizer)
-
-    return Hyper(), (torch.randn(rows, width), torch.randn(rows, width)), step
-
-
-def capsules(big):
-    """Routing by agreement between capsules."""
-    rows, ins, outs, size = (64, 1152, 10, 16) if big else (2, 6, 3, 4)
-
-    class Caps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(ins, outs, size, 8) * 0.01)
-
-        def forward(self, u):
-            votes = torch.einsum("iomk,bik->biom", self.w, u)
-            b = torch.zeros(u.shape[0], ins, outs, device=u.device)
-            for turn in range(3):
-                c = b.softmax(-1)
-                s = (c[..., None] * votes).sum(1)
-                n = s.pow(2).sum(-1, keepdim=True)
-                v = n / (1 + n) * s / (n + 1e-8).sqrt()
-                if turn < 2:
-                    b = b + (votes * v[:, None]).sum(-1)
-            return v.norm(dim=-1)
-
-    def step(model, batch, optimizer):
-        u, y = batch
-        v = model(u)
-        hot = F.one_hot(y, outs).float()
-        loss = (hot * F.relu(0.9 - v) ** 2 + 0.5 * (1 - hot) * F.relu(v - 0.1) ** 2).sum(-1).mean()
-        update(loss, optimizer)
-        return (v.argmax(1) == y).float().mean().item()
-
-    return Caps(), (torch.randn(rows, ins, 8), torch.randint(0, outs, (rows,))), step
-
-
 def detector(big):
     """Anchors above a threshold are kept, a loop over images, numbers of objects that differ."""
     width, rows, side = (64, 16, 256) if big else (4, 2, 32)
@@ -152,40 +95,6 @@ def sparse_embeddings(big):
     return Clicks(), (torch.randn(rows, 13), *ids, torch.rand(rows)), step
 
 
-def clip_queue(big):
-    """A momentum encoder and a queue of negatives that is a ring."""
-    width, rows, queue = (512, 1024, 65_536) if big else (8, 4, 16)
-
-    class Moco(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k = mlp(width, 4 * width, 128), mlp(width, 4 * width, 128)
-            self.k.requires_grad_(False)
-            self.register_buffer("queue", F.normalize(torch.randn(128, queue), dim=0))
-            self.register_buffer("at", torch.zeros(1, dtype=torch.long))
-            self.t = nn.Parameter(torch.tensor(2.6))
-
-    def step(model, batch, optimizer):
-        a, b = batch
-        q = F.normalize(model.q(a), dim=1)
-        with torch.no_grad():
-            for mine, theirs in zip(model.q.parameters(), model.k.parameters()):
-                theirs.data.mul_(0.999).add_(mine.data, alpha=0.001)
-            k = F.normalize(model.k(b), dim=1)
-        logits = (
-            torch.cat([(q * k).sum(1, keepdim=True), q @ model.queue.clone().detach()], 1) * model.t.exp()
-        )
-        value = update(
-            F.cross_entropy(logits, torch.zeros(a.shape[0], dtype=torch.long, device=a.device)), optimizer
-        )
-        at = int(model.at)
-        model.queue[:, at : at + k.shape[0]] = k.T
-        model.at[0] = (at + k.shape[0]) % queue
-        return value
-
-    return Moco(), (torch.randn(rows, width), torch.randn(rows, width)), step
-
-
 def sinkhorn(big):
     """Optimal transport in the log domain until it converges: a loop on a value that is read."""
     n, width = (2048, 128) if big else (6, 3)
@@ -205,29 +114,6 @@ def sinkhorn(big):
         return update((plan * cost).sum(), optimizer)
 
     return model, (torch.randn(n, width), torch.randn(n, width)), step
-
-
-def neural_ode(big):
-    """Runge-Kutta with a step that adapts to the error."""
-    width, rows = (1024, 4096) if big else (4, 3)
-    model = mlp(width, 2 * width, width, act=nn.Tanh)
-
-    def step(model, batch, optimizer):
-        x, y = batch
-        t, dt = 0.0, 0.25
-        for _ in range(8):
-            if t >= 1.0:
-                break
-            k1 = model(x)
-            k2 = model(x + dt * k1 / 2)
-            k3 = model(x + dt * k2)
-            error = (dt * (k1 - 2 * k2 + k3)).abs().max().item()
-            x = x + dt * (k1 + 4 * k2 + k3) / 6
-            t += dt
-            dt = min(max(dt * (1.2 if error < 1e3 else 0.9), 0.25), 0.5)
-        return update(F.mse_loss(x, y), optimizer)
-
-    return model, (torch.randn(rows, width), torch.randn(rows, width)), step
 
 
 def perceiver(big):
@@ -258,60 +144,6 @@ def perceiver(big):
     mask = torch.zeros(rows, length, dtype=torch.bool)
     mask[:, length - 3 :] = True
     return Perceiver(), (torch.randn(rows, length, 64), mask, torch.randint(0, 10, (rows,))), step
-
-
-def kan(big):
-    """Splines on a grid as activations, least squares to refine it now and then."""
-    width, rows = (64, 8192) if big else (3, 5)
-
-    class Kan(nn.Module):
-        def __init__(self, a, b):
-            super().__init__()
-            self.register_buffer("grid", torch.linspace(-2, 2, 12).repeat(a, 1))
-            self.c = nn.Parameter(torch.randn(b, a, 8) * 0.1)
-            self.base = nn.Linear(a, b)
-
-        def basis(self, x):
-            x, g = x[..., None], self.grid
-            b = ((x >= g[:, :-1]) & (x < g[:, 1:])).to(x.dtype)
-            for k in range(1, 4):
-                left = (x - g[:, : -k - 1]) / (g[:, k:-1] - g[:, : -k - 1])
-                right = (g[:, k + 1 :] - x) / (g[:, k + 1 :] - g[:, 1:-k])
-                b = left * b[..., :-1] + right * b[..., 1:]
-            return b
-
-        def forward(self, x):
-            return self.base(F.silu(x)) + torch.einsum("rak,bak->rb", self.basis(x), self.c)
-
-    model = nn.Sequential(Kan(width, width), Kan(width, width), Kan(width, 1))
-
-    def step(model, batch, optimizer):
-        x, y = batch
-        return update(F.mse_loss(model(x).squeeze(-1), y), optimizer)
-
-    return model, (torch.randn(rows, width), torch.randn(rows)), step
-
-
-def mixture_density(big):
-    """torch.distributions with validation, a mixture of normals."""
-    width, rows, parts = (1024, 65_536, 20) if big else (4, 3, 2)
-
-    class Mdn(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = mlp(8, width, width, act=nn.ELU)
-            self.out = nn.Linear(width, 3 * parts)
-
-        def forward(self, x):
-            w, m, s = self.out(F.elu(self.body(x))).chunk(3, -1)
-            parts_of = torch.distributions.Normal(m, F.softplus(s) + 1e-3)
-            return torch.distributions.MixtureSameFamily(torch.distributions.Categorical(logits=w), parts_of)
-
-    def step(model, batch, optimizer):
-        x, y = batch
-        return update(-model(x).log_prob(y).mean(), optimizer)
-
-    return Mdn(), (torch.randn(rows, 8), torch.randn(rows)), step
 
 
 class Reversible(torch.autograd.Function):
@@ -373,45 +205,6 @@ def revnet(big):
         return update(F.cross_entropy(model(x), y), optimizer)
 
     return Rev(), (torch.randn(rows, 3, side, side), torch.randint(0, 10, (rows,))), step
-
-
-class RoundSte(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.save_for_backward(x, scale)
-        return (x / scale).round().clamp(-8, 7) * scale
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, scale = ctx.saved_tensors
-        inside = ((x / scale).abs() <= 8).to(grad.dtype)
-        return grad * inside, (grad * (1 - inside)).sum()
-
-
-def quantized(big):
-    """An autograd function that rounds; scales from quantiles that are read."""
-    width, rows = (2048, 8192) if big else (6, 4)
-
-    class Quant(nn.Linear):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.s = nn.Parameter(torch.tensor(0.1))
-
-        def forward(self, x):
-            return F.linear(
-                RoundSte.apply(x, self.s.abs() + 1e-4),
-                RoundSte.apply(self.weight, self.s.abs() + 1e-4),
-                self.bias,
-            )
-
-    model = nn.Sequential(Quant(width, width), nn.GELU(), Quant(width, width), nn.GELU(), Quant(width, width))
-
-    def step(model, batch, optimizer):
-        x, y = batch
-        high = torch.quantile(x[0], 0.99).item()
-        return update(F.mse_loss(model(x.clamp(max=high)), y), optimizer)
-
-    return model, (torch.randn(rows, width), torch.randn(rows, width)), step
 
 
 def per_sample_grads(big):
@@ -616,41 +409,6 @@ def maml(big):
     return model, (torch.randn(tasks, rows, width), torch.randint(0, 5, (tasks, rows))), step
 
 
-def dqn_replay(big):
-    """A replay buffer on the GPU, a target network, priorities that are sampled with multinomial."""
-    size, obs, width, rows = (200_000, 512, 1024, 4096) if big else (50, 4, 8, 5)
-
-    class Dqn(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.online, self.target = mlp(obs, width, width, 8), mlp(obs, width, width, 8)
-            self.target.load_state_dict(self.online.state_dict())
-            self.target.requires_grad_(False)
-            self.register_buffer("memory", torch.zeros(size, obs))
-            self.register_buffer("priority", torch.ones(size))
-
-    def step(model, batch, optimizer):
-        fresh, action, reward = batch
-        at = getattr(model, "place", 0)
-        model.memory[at : at + rows] = fresh
-        model.place = (at + rows) % (size - rows)
-        picked = torch.multinomial(model.priority, rows, replacement=True)
-        x = model.memory[picked]
-        q = model.online(x).gather(1, action[:, None]).squeeze(1)
-        with torch.no_grad():
-            best = model.online(fresh).argmax(1, keepdim=True)
-            goal = reward + 0.99 * model.target(fresh).gather(1, best).squeeze(1)
-        error = (q - goal).detach().abs()
-        value = update(F.huber_loss(q, goal), optimizer)
-        model.priority[picked] = error + 1e-3
-        epsilon = 0.1
-        if torch.rand(1).item() > epsilon:
-            model.target.load_state_dict(model.online.state_dict())
-        return value
-
-    return Dqn(), (torch.randn(rows, obs), torch.randint(0, 8, (rows,)), torch.randn(rows)), step
-
-
 def packed_rnn(big):
     """Sequences of different lengths, packed; an attention pool with masked_fill by a CPU scalar."""
     width, rows, length = (512, 128, 100) if big else (6, 3, 7)
@@ -679,41 +437,6 @@ def packed_rnn(big):
     lengths = torch.randint(length // 2, length + 1, (rows,))
     lengths[0] = length
     return Packed(), (torch.randint(1, 5000, (rows, length)), lengths, torch.randint(0, 4, (rows,))), step
-
-
-def seq2seq_sampling(big):
-    """Scheduled sampling: the decoder reads its own tokens; a dictionary by token."""
-    width, rows, length = (512, 256, 40) if big else (6, 2, 5)
-
-    class Seq(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.emb, self.out = nn.Embedding(3000, width), nn.Linear(width, 3000)
-            self.enc = nn.GRU(width, width, batch_first=True)
-            self.dec = nn.GRUCell(2 * width, width)
-
-        def forward(self, x, y):
-            states, h = self.enc(self.emb(x))
-            h, token, outs = h[0], y[:, 0], []
-            for t in range(1, y.shape[1]):
-                weights = torch.bmm(states, h[:, :, None]).softmax(1)
-                context = torch.bmm(weights.transpose(1, 2), states).squeeze(1)
-                h = self.dec(torch.cat([self.emb(token), context], -1), h)
-                outs.append(self.out(h))
-                token = outs[-1].argmax(-1) if torch.rand(()) < 0.5 else y[:, t]
-            return torch.stack(outs, 1)
-
-    def step(model, batch, optimizer):
-        x, y = batch
-        out = model(x, y)
-        value = update(F.cross_entropy(out.flatten(0, 1), y[:, 1:].flatten()), optimizer)
-        counts = {}
-        for token in out.argmax(-1)[0]:
-            counts[f"{token}"] = counts.get(f"{token}", 0) + 1
-            counts[int(token)] = 1
-        return value, max(counts.values())
-
-    return Seq(), (torch.randint(0, 3000, (rows, length)), torch.randint(0, 3000, (rows, length))), step
 
 
 def unet3d(big):
@@ -851,50 +574,6 @@ def tabular_moments(big):
     return model, (torch.randn(rows, 32, dtype=torch.double), torch.randint(0, 8, (rows,))), step
 
 
-def droppath_values(big):
-    """Stochastic depth from linspace values read in the constructor; layers dropped by random numbers."""
-    width, rows, side, depth = (96, 64, 56, 6) if big else (8, 2, 8, 3)
-
-    class Block(nn.Module):
-        def __init__(self, drop):
-            super().__init__()
-            self.drop = drop
-            self.a, self.n = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
-            self.b, self.c = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-            self.gamma = nn.Parameter(torch.full((width,), 1e-6))
-
-        def forward(self, x):
-            h = self.n(self.a(x).permute(0, 2, 3, 1))
-            h = (self.gamma * self.c(F.gelu(self.b(h)))).permute(0, 3, 1, 2)
-            if self.training and self.drop > 0:
-                keep = torch.rand(x.shape[0], 1, 1, 1, device=x.device) > self.drop
-                h = h * keep / (1 - self.drop)
-            return x + h
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            rates = [r.item() for r in torch.linspace(0, 0.3, depth)]
-            self.stem = nn.Conv2d(3, width, 4, 4)
-            self.blocks = nn.Sequential(*(Block(r) for r in rates))
-            self.register_buffer("temperature", torch.tensor([1.0, 2.0]))
-            self.scale = float(self.temperature[1])
-            self.head = nn.Linear(width, 100)
-
-        def forward(self, x):
-            return self.head(self.blocks(self.stem(x)).mean((2, 3))) / self.scale
-
-    def step(model, batch, optimizer):
-        x, y = batch
-        lam = torch.distributions.Beta(0.2, 0.2).sample().item()
-        order = torch.randperm(x.shape[0], device=x.device)
-        mixed = lam * x + (1 - lam) * x[order]
-        out = model(mixed)
-        return update(lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[order]), optimizer)
-
-    return Net(), (torch.randn(rows, 3, side * 4, side * 4), torch.randint(0, 100, (rows,))), step
-
-
 def beam_crf(big):
     """A linear-chain CRF: forward algorithm with logsumexp, a Viterbi path with backpointers for metrics."""
     tags, rows, length, width = (32, 256, 128, 512) if big else (3, 2, 5, 4)
@@ -980,84 +659,23 @@ def amp_scaler(big):
     return model, (torch.randn(rows, 3, s, s), torch.randint(0, 100, (rows,))), step
 
 
-def vits_flow(big):
-    """A normalizing flow: coupling layers, actnorm set from the first batch, an invertible convolution."""
-    width, rows, side, depth = (128, 64, 32, 6) if big else (4, 2, 4, 2)
-
-    class Flow(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.linalg.qr(torch.randn(12, 12))[0])
-            self.net = nn.Sequential(
-                nn.Conv2d(6, width, 3, padding=1),
-                nn.ReLU(),
-                nn.Conv2d(width, width, 1),
-                nn.ReLU(),
-                nn.Conv2d(width, 12, 3, padding=1),
-            )
-            self.s, self.b = nn.Parameter(torch.ones(1, 12, 1, 1)), nn.Parameter(torch.zeros(1, 12, 1, 1))
-            self.register_buffer("ready", torch.tensor(False))
-
-        def forward(self, x):
-            if not self.ready:
-                with torch.no_grad():
-                    self.s.copy_(1 / (x.std((0, 2, 3), keepdim=True) + 1e-6))
-                    self.b.copy_(-x.mean((0, 2, 3), keepdim=True))
-                    self.ready.fill_(True)
-            x = (x + self.b) * self.s
-            x = F.conv2d(x, self.w[:, :, None, None])
-            a, b = x.chunk(2, 1)
-            shift, scale = self.net(a).chunk(2, 1)
-            scale = torch.sigmoid(scale + 2)
-            places = x.shape[2] * x.shape[3]
-            det = places * (torch.slogdet(self.w)[1] + self.s.abs().log().sum()) + scale.log().flatten(1).sum(
-                1
-            )
-            return torch.cat([a, (b + shift) * scale], 1), det
-
-    model = nn.ModuleList(Flow() for _ in range(depth))
-
-    def step(model, batch, optimizer):
-        (x,) = batch
-        x = F.pixel_unshuffle(x, 2)
-        total = 0.0
-        for flow in model:
-            x, det = flow(x)
-            total = total + det
-        nll = (0.5 * x.pow(2).flatten(1).sum(1) - total).mean() / x[0].numel()
-        return update(nll, optimizer)
-
-    return model, (torch.randn(rows, 3, side * 2, side * 2),), step
-
-
 ALL = [
-    hypernet,
-    capsules,
     detector,
     sparse_embeddings,
-    clip_queue,
     sinkhorn,
-    neural_ode,
     perceiver,
-    kan,
-    mixture_density,
     revnet,
-    quantized,
     per_sample_grads,
     pinn,
     checkpointed,
     lbfgs,
     muon_lm,
     maml,
-    dqn_replay,
     packed_rnn,
-    seq2seq_sampling,
     unet3d,
     pointnet,
     nerf,
     tabular_moments,
-    droppath_values,
     beam_crf,
     amp_scaler,
-    vits_flow,
 ]

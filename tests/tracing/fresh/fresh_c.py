@@ -48,57 +48,6 @@ def mixtral_style():
 
 
 @case
-def deepseek_style():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.g = nn.Linear(16, 4)
-            s.e = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-
-        def forward(s, x):
-            t = x.flatten(0, 1)
-            w, ids = s.g(t).softmax(-1).topk(2, -1)
-            cnts = ids.new_zeros((ids.shape[0], 4))
-            cnts.scatter_(1, ids, 1)
-            per = cnts.sum(dim=0)
-            order = ids.view(-1).argsort()
-            st = t[order // 2]
-            outs = []
-            a = 0
-            for i, n in enumerate(per.cpu().tolist()):
-                if n == 0:
-                    continue
-                outs.append(s.e[i](st[a : a + n]))
-                a += n
-            o = torch.cat(outs)
-            new = torch.empty_like(o)
-            new[order] = o
-            return (new.view(*ids.shape, -1) * w.unsqueeze(-1)).sum(1)
-
-    return M(), torch.randn(4, 8, 16), None
-
-
-@case
-def switch_while():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.l = nn.Linear(8, 8)
-            s.halt = nn.Linear(8, 1)
-
-        def forward(s, x):
-            total = torch.zeros(x.shape[0], device=x.device)
-            n = 0
-            while (total < 0.99).any() and n < 6:
-                x = torch.tanh(s.l(x))
-                total = total + torch.sigmoid(s.halt(x)).squeeze(-1)
-                n += 1
-            return x
-
-    return M(), torch.randn(4, 8), None
-
-
-@case
 def dict_by_int():
     class M(nn.Module):
         def __init__(s):
@@ -109,20 +58,6 @@ def dict_by_int():
         def forward(s, x):
             k = s.r(x).mean(0).argmax()
             return s.h[f"{k}"](x) + s.h[str(k.item())](x) + s.h[str(int(k))](x)
-
-    return M(), torch.randn(4, 8), None
-
-
-@case
-def np_free_lists():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.l = nn.Linear(8, 8)
-
-        def forward(s, x):
-            lens = (x.abs().sum(-1) * 2).long().clamp(1, 4).tolist()
-            return torch.stack([s.l(r)[:8] for r, _ in zip(x, lens)])
 
     return M(), torch.randn(4, 8), None
 
@@ -147,50 +82,6 @@ def assert_close():
 
 
 @case
-def complex_rope():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.q = nn.Linear(16, 16)
-            f = 1.0 / (10000 ** (torch.arange(0, 16, 2).float() / 16))
-            t = torch.arange(32)
-            s.register_buffer("fc", torch.polar(torch.ones(32, 8), torch.outer(t, f)))
-
-        def forward(s, x):
-            q = torch.view_as_complex(s.q(x).float().reshape(*x.shape[:-1], -1, 2))
-            return torch.view_as_real(q * s.fc[: x.shape[1]]).flatten(2)
-
-    return M(), torch.randn(2, 8, 16), None
-
-
-@case
-def nms_like():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.c = nn.Conv2d(3, 5, 3)
-
-        def forward(s, x):
-            y = s.c(x).flatten(2).transpose(1, 2)
-            out = []
-            for one in y:
-                sc = one[:, 0].sigmoid()
-                keep = sc > 0.5
-                b = one[keep]
-                order = sc[keep].argsort(descending=True)[:10]
-                b = b[order]
-                kept = []
-                while len(b) > 0 and len(kept) < 5:
-                    kept.append(b[0])
-                    iou = (b[1:] - b[:1]).abs().sum(-1)
-                    b = b[1:][iou < 0.5]
-                out.append(torch.stack(kept).sum())
-            return torch.stack(out)
-
-    return M(), torch.randn(2, 3, 8, 8), "mse"
-
-
-@case
 def hungarian():
     class M(nn.Module):
         def __init__(s):
@@ -209,28 +100,6 @@ def hungarian():
 
 
 @case
-def spectral_norm():
-    return (
-        nn.Sequential(
-            nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
-            nn.ReLU(),
-            nn.utils.parametrizations.weight_norm(nn.Linear(8, 4)),
-        ),
-        torch.randn(4, 8),
-        None,
-    )
-
-
-@case
-def orthogonal():
-    return (
-        nn.Sequential(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8)), nn.Linear(8, 4)),
-        torch.randn(4, 8),
-        None,
-    )
-
-
-@case
 def flex_lstm_proj():
     class M(nn.Module):
         def __init__(s):
@@ -242,44 +111,6 @@ def flex_lstm_proj():
             return s.o(s.r(x)[0][:, -1])
 
     return M(), torch.randn(4, 5, 8), None
-
-
-@case
-def gumbel():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.l = nn.Linear(8, 6)
-            s.b = nn.ModuleList(nn.Linear(8, 4) for _ in range(6))
-
-        def forward(s, x):
-            g = F.gumbel_softmax(s.l(x), tau=1, hard=True)
-            out = 0
-            for i, b in enumerate(s.b):
-                w = g[:, i]
-                sel = w > 0.5
-                if sel.any():
-                    out = out + (b(x) * w[:, None])
-            return out
-
-    return M(), torch.randn(4, 8), None
-
-
-@case
-def histogram_match():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.l = nn.Linear(8, 8)
-
-        def forward(s, x):
-            y = s.l(x)
-            h = torch.histc(y.detach(), bins=10)
-            lo, hi = y.min().item(), y.max().item()
-            e = torch.bucketize(y.detach(), torch.linspace(lo, hi, 10, device=x.device))
-            return y + e * 0 + h.sum() * 0
-
-    return M(), torch.randn(4, 8), None
 
 
 @case
@@ -311,44 +142,6 @@ def mask_lengths():
             return y.split(n.tolist())[0] if False else y
 
     return M(), (torch.randn(4, 5, 8), torch.tensor([5, 3, 2, 4])), "mse"
-
-
-@case
-def own_backward_hook():
-    def step(m, b, o):
-        x = b
-        y = m(x)
-        y.register_hook(lambda g: g * 2)
-        l = y.pow(2).mean()
-        upd(l, o)
-        for p in m.parameters():
-            if p.grad is not None:
-                assert torch.isfinite(p.grad).all()
-
-    return nn.Sequential(nn.Linear(8, 8)), torch.randn(4, 8), step
-
-
-@case
-def sam_optimizer():
-    def step(m, b, o):
-        l = m(b).pow(2).mean()
-        o.zero_grad()
-        l.backward()
-        n = torch.norm(torch.stack([p.grad.norm() for p in m.parameters()]))
-        es = []
-        with torch.no_grad():
-            for p in m.parameters():
-                e = p.grad * (0.05 / (n + 1e-12))
-                p.add_(e)
-                es.append(e)
-        o.zero_grad()
-        m(b).pow(2).mean().backward()
-        with torch.no_grad():
-            for p, e in zip(m.parameters(), es):
-                p.sub_(e)
-        o.step()
-
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(4, 8), step
 
 
 @case
@@ -451,31 +244,6 @@ def early_stop_loop():
         return f"{best:.4f} {l:.3e} {l}"
 
     return nn.Linear(8, 8), torch.randn(4, 8), step
-
-
-@case
-def sparse_adj():
-    def step(m, b, o):
-        i = torch.randint(0, 4, (2, 9), device=b.device)
-        a = torch.sparse_coo_tensor(i, torch.ones(9, device=b.device), (4, 4))
-        upd(torch.sparse.mm(a, m(b)).mean(), o)
-
-    return nn.Linear(8, 8), torch.randn(4, 8), step
-
-
-@case
-def gcn_buffer():
-    class M(nn.Module):
-        def __init__(s):
-            super().__init__()
-            s.l = nn.Linear(8, 8)
-            i = torch.randint(0, 6, (2, 20))
-            s.register_buffer("adj", torch.sparse_coo_tensor(i, torch.ones(20), (6, 6)).coalesce())
-
-        def forward(s, x):
-            return torch.spmm(s.adj, s.l(x))
-
-    return M(), torch.randn(6, 8), None
 
 
 @case
