@@ -10,6 +10,7 @@ from typing import Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
+import slurm_gpumem
 from slurm_gpumem.site.complete_snapshot import examine
 from slurm_gpumem.site.doctor import probe_node
 from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
@@ -159,6 +160,35 @@ def test_a_prolog_without_the_part_that_it_sources_is_found(hooks: Path) -> None
 def test_a_part_of_the_prolog_that_others_may_write_is_found(hooks: Path) -> None:
     (hooks / "hand_over.sh").chmod(0o777)
     assert checks(look(hooks, "prolog.sh")) == ["not-only-root"]
+
+
+@needs_root
+def test_the_command_of_plain_sbatch_is_tried_as_a_user(python: Path, state_folder: Path) -> None:
+    def faults(*command: str) -> List[Tuple[str, str]]:
+        return list(examine(Question(filter_command=command)).faults)
+
+    assert faults(str(python), "-I", "-m", "slurm_gpumem.cli.cli_filter") == []
+    for command, said in (
+        (("/nowhere/python",), "is not there"),
+        (("/usr/bin/false",), "cannot be run: no reason given"),
+        (("/usr/bin/echo", "0.0.9"), "has slurm_gpumem 0.0.9"),
+        ((str(python), "-I", "-m", "slurm_gpumem.nowhere"), "No module named"),
+    ):
+        ((check, what),) = faults(*command)
+        assert (check, said in what) == ("no-filter", True), what
+    # As nobody, not as root; and not at all where a user could have changed it.
+    program = state_folder / "command.sh"
+    program.write_text(f"#!/bin/sh\nid -u > {state_folder}/mark/uid\necho {slurm_gpumem.__version__}\n")
+    program.chmod(0o755)
+    mark = state_folder / "mark"
+    mark.mkdir()
+    mark.chmod(0o777)
+    assert faults(str(program)) == []
+    assert (mark / "uid").read_text() == f"{USER}\n"
+    (mark / "uid").unlink()
+    program.chmod(0o777)
+    assert [check for check, _ in faults(str(program))] == ["not-only-root"]
+    assert not (mark / "uid").exists()
 
 
 @needs_root
