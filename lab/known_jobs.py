@@ -2,7 +2,7 @@
 
     python -m lab.known_jobs [remembered.json ...]
 
-Without a file: measured repeats, runs of one key in lab/data that different measuring runs made, in their order.
+Without a file: measured repeats, runs of one key in lab/data by different measuring runs, in their order.
 With files that a site's accounting wrote: the scripts in them. No simulated history is scored: in those of
 lab/data/simulation a repeated job has the same peak by construction.
 """
