@@ -268,8 +268,18 @@ def key_of_script(asked: Submission) -> str:
     """What all runs of the job's script are known by."""
     from slurm_gpumem.submission.job.script_key import script_key
 
-    text = asked.script_text or asked.options.get("wrap") or ""
-    return script_key(text, asked.command or asked.raw.line.script_args, os.environ)
+    return script_key(_run_text(asked), asked.command or asked.raw.line.script_args, os.environ)
+
+
+def why_never_same(asked: Submission) -> str:
+    """Why earlier runs of the script say nothing of this one; "" where they do."""
+    from slurm_gpumem.submission.job import script_key
+
+    return script_key.why_never_same(_run_text(asked), asked.command, pty=asked.options.any_of("pty"))
+
+
+def _run_text(asked: Submission) -> str:
+    return asked.script_text or asked.options.get("wrap") or ""
 
 
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:
