@@ -16,6 +16,7 @@
 # make bench-estimate  CPU time of one estimate from a text or a trace, in the process that makes it
 # make bench-simulate   time and memory of the simulator on large clusters
 # make bench-everyday   what people wait for: submitting, reports, a trace that is there already
+# make bench-filter   cost of the submission filter of plain sbatch, and 500 submissions at once (minutes)
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make bench-hooks   cost of Prolog, Epilog and the task hooks in a burst of 300 jobs (minutes, as root)
 # make docs    the documentation site, in build/site/VERSION beside earlier versions; needs no network to be read
@@ -54,7 +55,7 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-filter bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -210,6 +211,9 @@ bench-trace: setup-test
 
 bench-recovery: setup-test
 	$(BIN)/python tests/bench/recovery.py
+
+bench-filter: setup-test
+	PYTHONPATH=. $(BIN)/python tests/bench/filter.py
 
 bench-hooks: setup-test
 	$(BIN)/python tests/bench/hooks.py $(ARGS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from itertools import chain
 from math import ceil
-from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
@@ -91,12 +91,9 @@ def of_script(key: str, gpu: Gpu) -> Optional[Estimate]:
     peaks = _peaks((key, "", "", "", ""), gpu)
     if not peaks:
         return None
-    most = max(peaks)
-    # Nothing but the runs is known: the fewer there were, the larger the reserve.
-    reserve = max(most - min(peaks), ceil(most * max(_LEAST_RESERVE, _ONE_RUN_RESERVE / len(peaks))))
     return Estimate(
-        peak_mib=most,
-        request_mib=most + reserve,
+        peak_mib=max(peaks),
+        request_mib=request_of_script(peaks),
         floor_mib=min(peaks),
         parts={},
         estimator=NAME,
@@ -104,6 +101,13 @@ def of_script(key: str, gpu: Gpu) -> Optional[Estimate]:
         job=TrainingJob(batch_size=1),
         assumptions=(_told(peaks, gpu),),
     )
+
+
+def request_of_script(peaks: Sequence[int]) -> int:
+    """What the next run of a script asks for: the fewer runs there were, the larger the reserve."""
+    most = max(peaks)
+    reserve = max(_LEAST_RESERVE, _ONE_RUN_RESERVE / len(peaks))
+    return most + max(most - min(peaks), ceil(most * reserve))
 
 
 def _peaks(words: Tuple[str, str, str, str, str], gpu: Gpu, table: str = "runs") -> Tuple[int, ...]:

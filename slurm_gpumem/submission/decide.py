@@ -11,7 +11,13 @@ from slurm_gpumem.submission.needs import estimate_needs
 from slurm_gpumem.submission.plan import NOT_RUN_YET, Plan
 from slurm_gpumem.submission.rules import choose_request
 from slurm_gpumem.submission.share.request import GpuRequest, fits_somewhere
-from slurm_gpumem.submission.submission import Submission, Workload, key_of_script, read_workload
+from slurm_gpumem.submission.submission import (
+    Submission,
+    Workload,
+    key_of_script,
+    read_workload,
+    why_never_same,
+)
 
 
 def decide(asked: Submission) -> Plan:
@@ -96,6 +102,9 @@ def _by_earlier_runs(asked: Submission) -> Plan:
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
     if asked.gpus.gpus != 1 or asked.gpus.keep_whole or asked.gpus.shared_gres:
         return plan._replace(kept_because=asked.gpus.keep_whole or "it asks for no single GPU")
+    unlike = why_never_same(asked)
+    if unlike:
+        return plan._replace(kept_because=unlike)
     note_new_runs()
     try:
         candidates = find_candidates(asked)

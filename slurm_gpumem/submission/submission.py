@@ -187,7 +187,7 @@ def read_submission(raw: RawInput) -> Submission:
     gpus = gpu_wish(options, script)
     several = raw.line.het_job or (script is not None and script.het_job)
     found = Submission(raw, settings, config, options, gpus, warnings)
-    if not asks and not settings.slot_s and _left_alone(found):
+    if not asks and not settings.slot_s and raw.plain and config.sharing.mode == "opt-in":
         return found._replace(goes_unchanged=NOTHING_ASKED)
     if not asks:
         runs = script is not None or options.any_of("wrap") or bool(found.command)
@@ -205,14 +205,6 @@ def read_submission(raw: RawInput) -> Submission:
     return _in_its_environment(found)._replace(
         trace=settings.trace or not asks, goes_unchanged=HETEROGENEOUS if several else ""
     )
-
-
-def _left_alone(asked: Submission) -> bool:
-    """Whether a job that asks for nothing is none that earlier runs decide for."""
-    from slurm_gpumem.submission.job.script_key import is_session
-
-    by_mode = asked.raw.plain and asked.config.sharing.mode == "opt-in"
-    return by_mode or asked.options.any_of("pty") or is_session(asked.text)
 
 
 def _in_its_mode(config: Config, options: Wishes, *, plain: bool) -> Config:
@@ -286,6 +278,13 @@ def key_of_script(asked: Submission) -> str:
     from slurm_gpumem.submission.job.script_key import script_key
 
     return script_key(asked.text, asked.command or asked.raw.line.script_args, os.environ)
+
+
+def why_never_same(asked: Submission) -> str:
+    """Why earlier runs of the script say nothing of this one; "" where they do."""
+    from slurm_gpumem.submission.job import script_key
+
+    return script_key.why_never_same(asked.text, asked.command, pty=asked.options.any_of("pty"))
 
 
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import List
 
 import pytest
 
-from slurm_gpumem.submission.job.script_key import is_session, script_key
+from slurm_gpumem.submission.job.script_key import script_key, why_never_same
 
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=first --time=10
@@ -72,18 +74,65 @@ def test_a_quote_over_several_lines_is_no_obstacle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "session"),
+    ("one", "other"),
     [
-        ("jupyter lab --no-browser", True),
-        ("exec /opt/env/bin/jupyter-notebook", True),
-        ("  srun batchspawner-singleuser jupyterhub-singleuser", True),
-        ("code-server --port 80", True),
-        ("# jupyter lab", False),
-        ("python train.py --name screen.v2", False),
-        ("python /home/me/jupyter/train.py", False),
-        ("jupyter=1 python train.py", False),
-        ("cd screen/run && python train.py", False),
+        ("--model_name_or_path org/small-7b", "--model_name_or_path org/large-70b"),
+        ("--model-name resnet18", "--model-name resnet152"),
+        ("--dataset_name wikitext", "--dataset_name c4"),
+        ("--data /data/cifar10", "--data /data/imagenet/"),
+        ("--data-dir=/data/cifar10", "--data-dir=/data/imagenet"),
+        ("model.path=/models/a", "model.path=/models/b"),
+        ("--config configs/small.yaml", "--config configs/large.yaml"),
+        ("configs/small.yaml", "configs/large.yaml"),
+        ("TASK_NAME=sst2", "TASK_NAME=qnli"),
     ],
 )
-def test_what_somebody_types_into_is_a_session(line: str, session: bool) -> None:
-    assert is_session(f"#!/bin/bash\n#SBATCH --gres=gpu:1\nmodule load cuda\n{line}\n") is session
+def test_names_and_paths_of_models_data_and_configurations_count(one: str, other: str) -> None:
+    assert key(args=one.split()) == key(args=one.split())
+    assert key(args=one.split()) != key(args=other.split())
+
+
+@pytest.mark.parametrize(
+    "option", ["--save-model-path", "--output_model_dir", "--log-config-name", "--model_out"]
+)
+def test_where_a_model_is_written_to_does_not_count(option: str) -> None:
+    assert key(args=[option, "/scratch/a"]) == key(args=[option, "/scratch/b"])
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "train.py", "Snakefile"])
+def test_what_a_named_file_holds_counts_and_its_folder_does_not(tmp_path: Path, name: str) -> None:
+    (tmp_path / "copy").mkdir()
+    file, copy = tmp_path / name, tmp_path / "copy" / name
+    keys = {key(args=["--config", str(file)])}
+    for size in (8, 16):
+        file.write_text(f"batch: {size}\n")
+        keys |= {key(args=["--config", str(file)]), key(args=[str(file)]), key(args=[f"cfg={file}"])}
+    assert len(keys) == 7
+    copy.symlink_to(file)
+    assert key(args=[str(copy)]) == key(args=[str(file)])
+    os.mkfifo(tmp_path / "pipe.py")
+    assert key(args=[str(tmp_path / "pipe.py")]) == key(args=["pipe.py"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "jupyter lab --ip=0.0.0.0",
+        "srun batchspawner-singleuser jupyterhub-singleuser",
+        "/opt/code-server/bin/code-server --port 80",
+        "vncserver -log x",
+        "create_yml () {",
+        "python -u -m submitit.core._submit /home/me/log",
+        "bash /work/ab/12/.command.run",
+    ],
+)
+def test_where_somebody_works_or_a_file_says_what_runs_no_two_runs_are_alike(text: str) -> None:
+    assert why_never_same(f"#!/bin/sh\n{text}\n", (), pty=False)
+    assert not why_never_same(f"#!/bin/sh\n# {text}\npython train.py\n", (), pty=False)
+
+
+def test_a_shell_is_no_known_job() -> None:
+    assert why_never_same("", ("/bin/bash",), pty=False)
+    assert why_never_same("", ("python", "train.py"), pty=True)
+    assert not why_never_same("", ("bash", "job.sh"), pty=False)
+    assert not why_never_same("jupyter nbconvert --execute a.ipynb\npython server.py", (), pty=False)
