@@ -1,4 +1,4 @@
-"""What `sharing.max_slowdown` does at every load: `python -m lab.score.loads --svg docs/loads.svg`.
+"""What `sharing.max_slowdown` does at every load: `python -m lab.score.loads`.
 
 The 60 jobs of `lab/data/simulation/60-tasks.csv` (or the 90 lighter ones beside it: `--trace`), dealt out
 among three users, arrive on two nodes of four H200 as fast as makes up a load: 1 is as much work as the GPUs
@@ -19,7 +19,6 @@ from lab.simulate.compare import varied
 from lab.simulate.figures import figures
 from lab.simulate.policies import find_policy, timing_of, with_slowdown
 from lab.simulate.trace_file import read_trace
-from lab.svg import Frame, document, key, text
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.simulation.what_if_text import parse_fleet
@@ -35,7 +34,6 @@ CHOSEN = 3.5
 WAYS = {"mps-shared": "one server", "mps": "per user"}
 _USERS = "abc"
 _SEEDS = 3
-_COLOURS = ("#4c78a8", "#59a14f", "#f28e2b", "#b3261e", "#6a51a3")
 
 
 class Point(NamedTuple):
@@ -137,48 +135,14 @@ def lines(found: Sequence[Point]) -> List[str]:
     return rows
 
 
-def svg(found: Sequence[Point]) -> str:
-    """One server: completion against the limit, a line for each load and placement."""
-    shown = [p for p in found if p.way == "mps-shared"]
-    top = max(p.completion for p in shown) * 1.05
-    frame = Frame(640, 400, 64, 24, 20, 52, (1.0, max(LIMITS)), (0.5, top))
-    parts = [frame.column(tick, f"{tick:g}") for tick in (1.0, 1.5, 2.0, 3.0, 4.0)]
-    parts += [frame.level(tick, f"{tick:g}") for tick in (0.5, 1.0, 1.5, 2.0) if tick <= top]
-    title = "time to completion, as a part of that with whole GPUs"
-    middle = (frame.top + frame.base) / 2
-    turned = f' transform="rotate(-90 18 {middle:.1f})"'
-    parts.append(text((frame.left + frame.end) / 2, frame.base + 40, "max_slowdown", "ink", anchor="middle"))
-    parts.append(text(18, middle, title, "ink", anchor="middle", more=turned))
-    for load, colour in zip(LOADS, _COLOURS):
-        for placement, dash in (("level", ""), ("pack", ' stroke-dasharray="5 4"')):
-            ours = [p for p in shown if (p.load, p.placement) == (load, placement)]
-            places = " ".join(f"{frame.x(p.limit):.1f},{frame.y(p.completion):.1f}" for p in ours)
-            parts.append(
-                f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
-            )
-    for place, (load, colour) in enumerate(zip(LOADS, _COLOURS)):
-        parts.append(key(frame.left + 14, frame.top + 16 + 18 * place, colour, f"load {load:g}"))
-    parts.append(
-        text(
-            frame.left + 14,
-            frame.top + 20 + 18 * len(LOADS),
-            "solid: idle GPUs first; dashed: GPUs fill up in order",
-        )
-    )
-    return document(frame.width, frame.height, f"{title}, against max_slowdown", parts)
-
-
 def main(argv: Optional[List[str]] = None) -> int:
-    """Print the table; draw the plot where a file is named."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m lab.score.loads", description=__doc__)
-    parser.add_argument("--svg", type=Path, help="file to draw into")
     parser.add_argument("--trace", type=Path, default=TRACE)
     args = parser.parse_args(argv)
     jobs = read_trace(args.trace)
     found = points(jobs)
     print("\n".join([*lines(found), "", *patience_lines(patience(jobs))]))
-    if args.svg:
-        args.svg.write_text(svg(found))
     return 0
 
 
