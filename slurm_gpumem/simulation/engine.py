@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 from typing import AbstractSet, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.simulation.gpu_index import NOWHERE, GpuIndex, Places
 from slurm_gpumem.simulation.gpu_state import GpuState, Task, slices_for
-from slurm_gpumem.simulation.places import NOWHERE, PlaceIndex, Places
 from slurm_gpumem.simulation.queues import Queue, check_turns, queue_for, victims_for
 from slurm_gpumem.simulation.requests import Asker, speeds
 from slurm_gpumem.simulation.types import MIG, MODES, WHOLE, Setup, SimJob, watts
@@ -87,7 +87,7 @@ class Engine:
         if len(self.place_of) != len(self.jobs):
             raise UsageError("two jobs of the trace have the same number")
         self.asker = Asker(setup)
-        self.index = PlaceIndex(setup.fleet, setup.policy, setup.mig)
+        self.index = GpuIndex(setup.fleet, setup.policy, setup.mig)
         self.asks: Dict[int, Optional[int]] = {}
         self.steps: Dict[int, int] = {}
         self.ends: List[Tuple[float, int, Task]] = []

@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 from typing import AbstractSet, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Set, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.simulation.gpu_index import GpuIndex
 from slurm_gpumem.simulation.gpu_state import GpuState, Task
-from slurm_gpumem.simulation.places import PlaceIndex
 from slurm_gpumem.simulation.types import WHOLE, Policy, Setup, SimJob, Timing
 
 _DECIDE, _SHARE, _BACKFILL = range(3)
@@ -24,7 +24,7 @@ class Engine(Protocol):
     policy: Policy
     timing: Timing
     setup: Setup
-    index: PlaceIndex
+    index: GpuIndex
     asks: Dict[int, Optional[int]]
     ends: List[Tuple[float, int, Task]]
 

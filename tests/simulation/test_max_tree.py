@@ -5,7 +5,7 @@ from typing import List
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.simulation.places import MaxTree
+from slurm_gpumem.simulation.gpu_index import MaxTree
 
 
 @given(

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.cuda.fused import Fused
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import FURTHER_STREAM
-from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
+from slurm_gpumem.tracing.fake_cuda.device import FakeCuda
 from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
@@ -44,11 +44,11 @@ _ENGINE = [
 """Functions that are replaced later, as they are without a trace."""
 
 
-def install(recorder: ScriptRecorder, world: CudaWorld, report: Report) -> None:
+def install(recorder: ScriptRecorder, fake: FakeCuda, report: Report) -> None:
     """Replace it, for the rest of the process's life."""
 
     def compiled(function: Callable[..., Any], modules: List[nn.Module]) -> _Compiled:
-        return _Compiled(recorder, world, report, function, modules)
+        return _Compiled(recorder, fake, report, function, modules)
 
     def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         by_package = "site-packages" in sys._getframe(1).f_code.co_filename
@@ -92,12 +92,12 @@ class _Compiled:
     def __init__(
         self,
         recorder: ScriptRecorder,
-        world: CudaWorld,
+        fake: FakeCuda,
         report: Report,
         function: Callable[..., Any],
         modules: List[nn.Module],
     ) -> None:
-        self._recorder, self._world, self._report = recorder, world, report
+        self._recorder, self._fake, self._report = recorder, fake, report
         self._function, self._modules = function, modules
         self._graphs: Dict[Any, Any] = {}
         self._told = False
@@ -142,7 +142,7 @@ class _Compiled:
         except ImportError:  # an older PyTorch
             return None
         _composites_on_meta()
-        recorder, world = self._recorder, self._world
+        recorder, fake = self._recorder, self._fake
 
         def plain(states: List[Dict[str, Tensor]], tensors: List[Tensor]) -> Any:
             given = iter(tensors)
@@ -152,7 +152,7 @@ class _Compiled:
                 for module, values in zip(modules, states):
                     swapped = nn.utils.stateless._reparametrize_module(module, values, tie_weights=True)
                     stack.enter_context(swapped)
-                stack.enter_context(world)
+                stack.enter_context(fake)
                 return self._function(*args, **kwargs)
 
         def compiled(gm: Any, example_inputs: Any) -> Any:

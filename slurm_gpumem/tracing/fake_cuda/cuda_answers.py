@@ -11,17 +11,17 @@ from typing import Any, Callable, Dict, Iterator, Tuple
 
 import torch
 
-from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.fake_cuda.ranks import Gpus
-from slurm_gpumem.tracing.fake_cuda.world import (
+from slurm_gpumem.tracing.fake_cuda.device import (
     CUDA,
     LEGACY,
-    CudaWorld,
+    FakeCuda,
     Generator,
     LegacyType,
     is_cuda,
     is_number,
 )
+from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.fake_cuda.ranks import Gpus
 from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
@@ -60,7 +60,7 @@ def _of_memory(memory: ScriptRecorder) -> Dict[str, Callable[..., Any]]:
     }  # fmt: skip
 
 
-def answers(world: CudaWorld, gpu: GpuFacts, memory: ScriptRecorder) -> Iterator[Tuple[Any, str, Any]]:
+def answers(fake: FakeCuda, gpu: GpuFacts, memory: ScriptRecorder) -> Iterator[Tuple[Any, str, Any]]:
     """(owner, name, replacement) of the functions that ask for a GPU or command one."""
     properties = types.SimpleNamespace(
         name=gpu.name,
@@ -134,9 +134,9 @@ def answers(world: CudaWorld, gpu: GpuFacts, memory: ScriptRecorder) -> Iterator
     yield torch.Tensor, "record_stream", _answering(None)
     yield torch, "Generator", Generator
     yield torch.nn.Module, "to", _module_to(torch.nn.Module.to)
-    yield torch, "set_default_device", _default_device(world)
-    yield torch, "set_default_tensor_type", _default_tensor_type(world)
-    yield torch, "get_default_device", lambda: CUDA if world.default_is_cuda else torch.device("cpu")
+    yield torch, "set_default_device", _default_device(fake)
+    yield torch, "set_default_tensor_type", _default_tensor_type(fake)
+    yield torch, "get_default_device", lambda: CUDA if fake.default_is_cuda else torch.device("cpu")
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None:
         facts = {
@@ -168,9 +168,9 @@ def _addresses(real: Callable[[Any], int]) -> Callable[[Any], int]:
     return data_ptr
 
 
-def install_answers(world: CudaWorld, gpu: GpuFacts, memory: ScriptRecorder) -> None:
+def install_answers(fake: FakeCuda, gpu: GpuFacts, memory: ScriptRecorder) -> None:
     """Put them in place, for the rest of the process's life."""
-    for owner, name, value in answers(world, gpu, memory):
+    for owner, name, value in answers(fake, gpu, memory):
         if hasattr(owner, name):
             setattr(owner, name, value)
         if owner is torch.cuda and hasattr(torch.cuda.memory, name):  # its other name
@@ -199,30 +199,30 @@ def _module_to(real: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _default_device(world: CudaWorld) -> Callable[[Any], None]:
+def _default_device(fake: FakeCuda) -> Callable[[Any], None]:
     def set_default_device(device: Any) -> None:
-        world.default_is_cuda = is_cuda(device)
+        fake.default_is_cuda = is_cuda(device)
 
     return set_default_device
 
 
-def _default_tensor_type(world: CudaWorld) -> Callable[[Any], None]:
+def _default_tensor_type(fake: FakeCuda) -> Callable[[Any], None]:
     def set_default_tensor_type(kind: Any) -> None:
         if isinstance(kind, str) and kind.startswith("torch.cuda."):
             kind = LEGACY.get(kind.rsplit(".", 1)[1], kind)
-        world.default_is_cuda = isinstance(kind, LegacyType)
-        _legacy_constructor(world)
+        fake.default_is_cuda = isinstance(kind, LegacyType)
+        _legacy_constructor(fake)
         torch.set_default_dtype(kind.dtype if hasattr(kind, "dtype") else _dtype_named(kind))
 
     return set_default_tensor_type
 
 
-def _legacy_constructor(world: CudaWorld) -> None:
+def _legacy_constructor(fake: FakeCuda) -> None:
     """`torch.Tensor([1.0])` asks no function that could be replaced; it follows the default type only."""
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = torch._C.TensorBase.__new__(cls, *args, **kwargs)
-        here = world.default_is_cuda and cls is torch.Tensor and made.device.type == "cpu"
+        here = fake.default_is_cuda and cls is torch.Tensor and made.device.type == "cpu"
         return made.to(CUDA) if here else made
 
     # The compiler compares the constructor's signature with its own when it is loaded.

@@ -16,7 +16,7 @@ from slurm_gpumem.tracing.fake_cuda import (
     packages,
     parallel,
 )
-from slurm_gpumem.tracing.fake_cuda.world import CUDA, CudaWorld, is_cuda
+from slurm_gpumem.tracing.fake_cuda.device import CUDA, FakeCuda, is_cuda
 from slurm_gpumem.tracing.script import workers
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.report_folder import Report
@@ -35,7 +35,7 @@ _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_nor
           "kaiming_normal_", "orthogonal_", "sparse_", "eye_", "dirac_")  # fmt: skip
 
 
-def install(recorder: ScriptRecorder, world: CudaWorld, report: Report) -> None:
+def install(recorder: ScriptRecorder, fake: FakeCuda, report: Report) -> None:
     """Replace them, for the rest of the process's life."""
     _inference_as_no_grad()
     _keep_parameters()
@@ -44,12 +44,12 @@ def install(recorder: ScriptRecorder, world: CudaWorld, report: Report) -> None:
     _scripted_where_possible()
     _recorded_once()
     _no_large_numbers()
-    _cuda_in_backward(world)
+    _cuda_in_backward(fake)
     _loading()
     _few_searches()
     _few_checks(recorder)
     parallel.install(recorder, report)
-    compiled.install(recorder, world, report)
+    compiled.install(recorder, fake, report)
     packages.install(recorder, report)
     AfterImport(
         dict.fromkeys(("torch.utils.tensorboard.writer", "tensorboardX.writer"), _no_graphs)
@@ -255,7 +255,7 @@ def _no_large_numbers() -> None:
             setattr(nn.init, name, lazily(name, getattr(nn.init, name)))
 
 
-def _cuda_in_backward(world: CudaWorld) -> None:
+def _cuda_in_backward(fake: FakeCuda) -> None:
     """Python code of a backward pass (custom functions, hooks, what is computed again) meets "cuda" too.
 
     A mode is not at work in what it has handed on, and `loss.backward()` is handed on by it.
@@ -266,9 +266,9 @@ def _cuda_in_backward(world: CudaWorld) -> None:
     real = getattr(torch.autograd.graph, name)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if any(mode is world for mode in _get_current_function_mode_stack()):
+        if any(mode is fake for mode in _get_current_function_mode_stack()):
             return real(*args, **kwargs)
-        with world:
+        with fake:
             return real(*args, **kwargs)
 
     for module in (torch.autograd, torch.autograd.graph):

@@ -14,7 +14,7 @@ import torch
 import torch.utils.checkpoint as checkpointing
 
 from slurm_gpumem.tracing.engine.recorder import Recorder
-from slurm_gpumem.tracing.fake_cuda.world import plain
+from slurm_gpumem.tracing.fake_cuda.device import plain
 from slurm_gpumem.tracing.follow.enough_steps import Steps
 from slurm_gpumem.tracing.follow.written_files import Unwritten, about_to_write
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder

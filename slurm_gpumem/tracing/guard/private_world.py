@@ -13,7 +13,6 @@ import os
 from typing import List, NamedTuple, Sequence
 
 from slurm_gpumem.tracing.guard.mounts import all_mounts, writable
-from slurm_gpumem.tracing.guard.places import find_places, named_folders, silent
 from slurm_gpumem.tracing.guard.private_copy import PrivateCopies
 from slurm_gpumem.tracing.guard.syscalls import (
     BIND,
@@ -32,6 +31,7 @@ from slurm_gpumem.tracing.guard.syscalls import (
     mount,
     unshare,
 )
+from slurm_gpumem.tracing.guard.writable_dirs import find_writable_dirs, named_folders, silent
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
@@ -54,7 +54,7 @@ def enter(report: str, megabytes: int, command: Sequence[str]) -> World:
     hot = list(named_folders(command, os.environ))
     mounts = all_mounts()
     left_out = {report, *silent(mounts)}
-    places = find_places(command, os.environ, mounts)
+    places = find_writable_dirs(command, os.environ, mounts)
     _unshare()
     mount("", "/", "", REC | PRIVATE)
     base = os.path.join(report, "private")

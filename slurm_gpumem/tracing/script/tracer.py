@@ -20,8 +20,8 @@ from slurm_gpumem.tracing.engine.recording import Guess
 from slurm_gpumem.tracing.engine.values import known_constants
 from slurm_gpumem.tracing.fake_cuda import torch_patches
 from slurm_gpumem.tracing.fake_cuda.cuda_answers import install_answers, install_streams
+from slurm_gpumem.tracing.fake_cuda.device import FakeCuda
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
 from slurm_gpumem.tracing.follow import largest_batches, loop_skipper
 from slurm_gpumem.tracing.follow.checkpoints import follow_checkpoints
 from slurm_gpumem.tracing.follow.enough_steps import ENOUGH_STEPS, Steps
@@ -85,7 +85,7 @@ class Tracer:
             gpu_bytes=gpu.memory_bytes,
             every_few=self._check_time,
         )
-        self.world = CudaWorld(self.recorder.elsewhere)
+        self.fake = FakeCuda(self.recorder.elsewhere)
         self.steps = Steps(self.recorder, deadline, onward_s)
         self.inference = Inference(self.recorder, self.steps, deadline, min(onward_s, _CALM_S))
         self.skips = FastForward(self.recorder, self.steps, self.inference)
@@ -104,9 +104,9 @@ class Tracer:
         _kept.enter_context(cuda_substitutes(recorder))
         _kept.enter_context(known_constants())
         _kept.enter_context(self.places)
-        install_answers(self.world, self._gpu, recorder)
+        install_answers(self.fake, self._gpu, recorder)
         install_streams(recorder, self.report)
-        torch_patches.install(recorder, self.world, self.report)
+        torch_patches.install(recorder, self.fake, self.report)
         follow_checkpoints(recorder, steps, unwritten, self._repeats)
         largest_batches.install_random(recorder, self._repeats, self.note)
         Epochs(recorder, steps, rounds, unwritten, self._repeats, self.note).install()
@@ -117,8 +117,8 @@ class Tracer:
         Generation(recorder, self.inference).install()
         unwritten.install()
         copy_foreign_files()
-        _in_every_thread(self.world, recorder)
-        self.world.__enter__()
+        _in_every_thread(self.fake, recorder)
+        self.fake.__enter__()
         recorder.__enter__()
         self.ending.install()
         self.report.say(torch=str(torch.__version__), python=sys.executable, argv=sys.argv[:40])
@@ -187,12 +187,12 @@ class Tracer:
         return summary_of(self)
 
 
-def _in_every_thread(world: CudaWorld, recorder: ScriptRecorder) -> None:
+def _in_every_thread(fake: FakeCuda, recorder: ScriptRecorder) -> None:
     """Modes belong to a thread; loaders and prefetchers start their own."""
     real = threading.Thread.run
 
     def run(self: threading.Thread) -> None:
-        with world, recorder:
+        with fake, recorder:
             return real(self)
 
     threading.Thread.run = run  # type: ignore[method-assign]

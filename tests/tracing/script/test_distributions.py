@@ -18,8 +18,8 @@ def test_without_gradients_a_few_of_one_shape_are_checked_and_again_beside_more(
 
     from slurm_gpumem.tracing.cuda.autocast import Autocast
     from slurm_gpumem.tracing.engine.recording import Guess
+    from slurm_gpumem.tracing.fake_cuda.device import FakeCuda
     from slurm_gpumem.tracing.fake_cuda.torch_patches import _few_checks
-    from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
@@ -28,7 +28,7 @@ def test_without_gradients_a_few_of_one_shape_are_checked_and_again_beside_more(
     monkeypatch.setattr(kind, "_validate_args", True)  # PyTorch's compiler, once loaded, has it off
     recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
     _few_checks(recorder)
-    with torch.enable_grad(), CudaWorld(), recorder:
+    with torch.enable_grad(), FakeCuda(), recorder:
         mean, spread = torch.zeros(64, 8, device="cuda"), torch.ones(64, 8, device="cuda")
 
         def checks(rows: int = 64) -> bool:
@@ -56,12 +56,12 @@ def test_matrices_that_nobody_knows_may_be_symmetric() -> None:
 
     from slurm_gpumem.tracing.cuda.autocast import Autocast
     from slurm_gpumem.tracing.engine.recording import Guess
-    from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
+    from slurm_gpumem.tracing.fake_cuda.device import FakeCuda
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
     recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
-    with CudaWorld(), recorder:
+    with FakeCuda(), recorder:
         matrices = torch.randn(5000, 4, 4, device="cuda")
         made = torch.distributions.MultivariateNormal(torch.zeros(5000, 4, device="cuda"), matrices)
         assert made.rsample().shape == (5000, 4)

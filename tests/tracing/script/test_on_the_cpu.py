@@ -13,12 +13,12 @@ pytestmark = needs_torch
 def _world() -> Tuple[Any, Any]:
     from slurm_gpumem.tracing.cuda.autocast import Autocast
     from slurm_gpumem.tracing.engine.recording import Guess
-    from slurm_gpumem.tracing.fake_cuda.world import CudaWorld
+    from slurm_gpumem.tracing.fake_cuda.device import FakeCuda
     from slurm_gpumem.tracing.script.script_places import ScriptPlaces
     from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
     recorder = ScriptRecorder(ScriptPlaces(lambda root, args: None), Autocast(), Guess(truth=True))
-    return CudaWorld(), recorder
+    return FakeCuda(), recorder
 
 
 def test_numbers_written_and_read_one_by_one_do_not_pass_by_the_recorder() -> None:

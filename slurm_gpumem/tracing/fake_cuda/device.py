@@ -88,7 +88,7 @@ META = torch.device("meta")
 CUDA = torch.device("cuda", 0)
 
 
-class CudaWorld(TorchFunctionMode):
+class FakeCuda(TorchFunctionMode):
     """Sends what is asked onto "cuda" to the meta device; meta tensors say that they are on "cuda"."""
 
     def __init__(self, elsewhere: Callable[[Callable[[], Any]], Any] = lambda make: make()) -> None:

@@ -79,7 +79,7 @@ _FEW = 64
 order by activity is that of each GPU's last change."""
 
 
-class PlaceIndex:
+class GpuIndex:
     """The GPUs of a fleet under one policy."""
 
     def __init__(self, fleet: Fleet, policy: Policy, instances: Sequence[Tuple[int, ...]] = ()) -> None:

@@ -29,7 +29,7 @@ _DEPTH, _ENTRIES, _SEARCH_S = 3, 4000, 2.0
 """How far the user's own folders are looked for; a file server that is gone must not hold up a trace."""
 
 
-def find_places(command: Sequence[str], environ: Mapping[str, str], mounts: List[Mount]) -> List[str]:
+def find_writable_dirs(command: Sequence[str], environ: Mapping[str, str], mounts: List[Mount]) -> List[str]:
     """Real paths of folders that get a private copy, none of them inside another."""
     named = list(named_folders(command, environ))
     wanted = [path for path in named if not is_below(path, "/run") or path in named[: len(_FIRST) + 1]]
