@@ -59,6 +59,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "config",
         "devcluster",
         "estimators",
+        "formats",
         "node",
         "simulation",
         "site",
