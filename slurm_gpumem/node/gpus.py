@@ -167,7 +167,7 @@ def pick(gpus: Sequence[NodeGpu], env: Mapping[str, str]) -> Tuple[NodeGpu, ...]
     """The GPUs that a hook's environment names, in Slurm's order; what no GPU here is called is left out.
 
     Slurm writes numbers into SLURM_JOB_GPUS. UUIDs are understood too: from 25.11 on, a site can have them in
-    CUDA_VISIBLE_DEVICES (Flags=env_uuid), and a version that puts them here as well costs no job its fence.
+    CUDA_VISIBLE_DEVICES (Flags=env_uuid), and a version that puts them here as well costs no job its limits.
     Where Slurm found MIG instances by itself (AutoDetect), their UUIDs are in CUDA_VISIBLE_DEVICES, which is
     more certain than a number.
     """

@@ -99,18 +99,18 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         return
     # At once: the prologs that come after this one wait for it.
     start_sampler(folder, node)
-    why = mps_limits.fence(folder, config, job, gpus) if job.fenced else ""
+    why = mps_limits.limit(folder, config, job, gpus) if job.uses_mps else ""
     if why:
-        job = replace(job, mode=WITHOUT_MPS, notes=(*job.notes, f"not fenced, no MPS: {why}"))
+        job = replace(job, mode=WITHOUT_MPS, notes=(*job.notes, f"not limited, no MPS: {why}"))
         jobs.put(folder, job)
-    if not job.fenced:
+    if not job.uses_mps:
         mps_limits.tell_tasks(folder, config, job, gpus)
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
 
 
 def note_late(folder: RunFolder, config: NodeConfig, request: Request) -> Optional[NodeJob]:
-    """Note a job whose prolog gave up; its tasks were told when to save and no more, so it is not fenced."""
+    """Note a job whose prolog gave up; its tasks were told when to save and no more, so it is not limited."""
     job = job_from(config, request.env, _gpus(config, request.env))
     if job is None:
         return None
@@ -228,7 +228,7 @@ def _ended_record(
     seen = read_live_jobs(folder.live, [job.job_id]).get(job.job_id)
     if seen is not None and seen.restarts == job.restarts:
         record = records.with_measurement(record, seen.measured, seen.notes)
-    if job.fenced and status != "0:0":
+    if job.uses_mps and status != "0:0":
         try:
             with mps_limits.daemon_locks(folder, job, _FAULTS_LOCK_S):
                 events = faults_at_end(folder, config, job)
@@ -251,7 +251,7 @@ def _finish_earlier_run(
 
 def _without_mps(job: NodeJob, why: str) -> NodeJob:
     """The job, whose tasks were told nothing."""
-    mode, note = (WITHOUT_MPS, f"not fenced: {why}") if job.fenced else (job.mode, why)
+    mode, note = (WITHOUT_MPS, f"not limited: {why}") if job.uses_mps else (job.mode, why)
     return replace(job, mode=mode, notes=(*job.notes, note))
 
 
@@ -332,7 +332,7 @@ def _in_slurms_order(gpus: Sequence[NodeGpu], node: str, env: Mapping[str, str])
 
 def _mode(mps: str, gpus: Sequence[NodeGpu], claim: Optional[CommentRecord]) -> str:
     # Nobody is beside a job on an instance, and none of its neighbours can take its memory. Only a site that
-    # divides instances into shards has something to fence there.
+    # divides instances into shards has something to limit there.
     if any(gpu.instance for gpu in gpus) and not (claim and claim.shards):
         return MIG
     # Without a record they are whole ones rather than shards of several.

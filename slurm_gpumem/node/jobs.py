@@ -42,7 +42,7 @@ class NodeJob:
     gpus: Tuple[str, ...]
     """UUIDs, in Slurm's order."""
     mode: str
-    """MPS, MPS_SHARED, TIMESLICE, MIG, or WITHOUT_MPS: to be fenced, and not."""
+    """MPS, MPS_SHARED, TIMESLICE, MIG, or WITHOUT_MPS: to be limited, and not."""
     started: float
     """Unix time of the prolog."""
     restarts: int = 0
@@ -63,7 +63,7 @@ class NodeJob:
         return round(self.started + passed if passed >= 0 else time.time(), 3)
 
     @property
-    def fenced(self) -> bool:
+    def uses_mps(self) -> bool:
         """Whether an MPS daemon serves it."""
         return self.mode in (MPS, MPS_SHARED)
 
@@ -213,7 +213,9 @@ def _known(entry: os.DirEntry[str]) -> Optional[NodeJob]:
 
 def users_of(folder: RunFolder, uuid: str, uid: int) -> Tuple[NodeJob, ...]:
     """The references that keep the MPS daemon of that user on a GPU alive."""
-    return tuple(job for job in all_jobs(folder) if job.daemon_uid == uid and uuid in job.gpus and job.fenced)
+    return tuple(
+        job for job in all_jobs(folder) if job.daemon_uid == uid and uuid in job.gpus and job.uses_mps
+    )
 
 
 def _job_from(table: Any) -> Optional[NodeJob]:

@@ -1,4 +1,4 @@
-"""One user does their worst with what is theirs; another user's jobs are fenced anyway, and in time."""
+"""One user does their worst with what is theirs; another user's jobs are limited anyway, and in time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def start(node: Node, name: str, job_id: int, uid: int, gpu: str = "0") -> subpr
     return subprocess.Popen([str(node.hooks / f"{name}.sh")], env=env)
 
 
-def fenced(node: Node, job_id: int) -> bool:
+def limited(node: Node, job_id: int) -> bool:
     job = jobs.get(node.folder, job_id)
     return job is not None and job.mode == "mps" and node.folder.task_file(job_id).exists()
 
@@ -57,12 +57,12 @@ def test_a_daemon_that_its_owner_stopped_delays_nobody_elses_jobs(node: Node) ->
     until(lambda: len(jobs.all_jobs(node.folder)) == 31)
     taken = [seconds_of_prolog(node, job_id, VICTIM) for job_id in range(101, 105)]
     assert max(taken) < LATE_S * slowness(), taken
-    assert all(fenced(node, job_id) for job_id in range(101, 105))
+    assert all(limited(node, job_id) for job_id in range(101, 105))
     for hook in attack:
         assert hook.wait(timeout=240) == 0
-    # The attacker's own jobs are fenced or say that they are not; none is in between.
+    # The attacker's own jobs are limited or say that they are not; none is in between.
     for job in jobs.all_jobs(node.folder):
-        assert job.mode == "mps" or (job.mode == WITHOUT_MPS and "not fenced" in job.notes[0]), job
+        assert job.mode == "mps" or (job.mode == WITHOUT_MPS and "not limited" in job.notes[0]), job
 
 
 @pytest.mark.timing
@@ -78,7 +78,7 @@ def test_epilogs_at_a_stopped_daemon_delay_nobody_elses_jobs(node: Node) -> None
     ]
     taken = [seconds_of_prolog(node, job_id, VICTIM) for job_id in range(101, 105)]
     assert max(taken) < LATE_S * slowness(), taken
-    assert all(fenced(node, job_id) for job_id in range(101, 105))
+    assert all(limited(node, job_id) for job_id in range(101, 105))
     for hook in attack:
         assert hook.wait(timeout=240) == 0
 
@@ -124,7 +124,7 @@ def test_lookalikes_with_a_megabyte_of_environment_delay_nobodys_prolog(
 ) -> None:
     for uid, job_id in ((VICTIM, 101), (ATTACKER, 1)):
         taken = seconds_of_prolog(node, job_id, uid)
-        assert fenced(node, job_id)
+        assert limited(node, job_id)
         assert taken < LATE_S * slowness(), (uid, taken)
     assert {daemon.uid for daemon in node.mps.daemons()} == {ATTACKER, VICTIM}
     assert lookalikes[0] not in {daemon.process.pid for daemon in node.mps.daemons()}
@@ -171,7 +171,7 @@ except OSError as error:
     assert count < 1100
     for job_id, uid in ((101, VICTIM), (2, ATTACKER)):
         node.hook("prolog", node.env(job_id, uid=uid))
-        assert fenced(node, job_id)
+        assert limited(node, job_id)
     for job_id, uid in ((1, ATTACKER), (2, ATTACKER), (101, VICTIM)):
         node.hook("epilog", node.env(job_id, uid=uid))
     assert node.mps.daemons() == []
@@ -213,7 +213,7 @@ def test_where_jobs_have_their_own_namespaces_nothing_is_mounted_that_they_would
 
 @pytest.mark.timing
 @pytest.mark.parametrize("users", [1, 2])
-def test_sixty_four_starts_at_once_are_all_fenced(node: Node, users: int) -> None:
+def test_sixty_four_starts_at_once_are_all_limited(node: Node, users: int) -> None:
     hooks = [
         start(
             node, "prolog", job_id, (ATTACKER, VICTIM)[job_id % users], "0" if users == 1 else str(job_id % 4)
@@ -222,7 +222,7 @@ def test_sixty_four_starts_at_once_are_all_fenced(node: Node, users: int) -> Non
     ]
     for hook in hooks:
         assert hook.wait(timeout=240) == 0
-    late = {job_id: jobs.get(node.folder, job_id) for job_id in range(1, 65) if not fenced(node, job_id)}
+    late = {job_id: jobs.get(node.folder, job_id) for job_id in range(1, 65) if not limited(node, job_id)}
     assert late == {}, node.log()
 
 
@@ -250,7 +250,7 @@ def test_a_task_file_is_for_the_jobs_own_user(node: Node) -> None:
     assert "CUDA_MPS_PIPE_DIRECTORY" in node.hook("task_prolog", env, user=ATTACKER, group=ATTACKER).stdout
 
 
-def test_a_job_that_cannot_be_fenced_says_so_in_its_record(node: Node) -> None:
+def test_a_job_that_cannot_be_limited_says_so_in_its_record(node: Node) -> None:
     broken = node.root / "bin" / "broken"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
@@ -259,5 +259,5 @@ def test_a_job_that_cannot_be_fenced_says_so_in_its_record(node: Node) -> None:
         assert node.hook(name, node.env(7)).returncode == 0
     (record,) = records.read_records(node.config.spool, 7)
     assert record.mode == WITHOUT_MPS
-    assert "not fenced, no MPS" in record.notes[0]
+    assert "not limited, no MPS" in record.notes[0]
     assert "ended with 3" in record.notes[0]

@@ -34,7 +34,7 @@ NO_LIMITS = {
 }
 
 
-class Fenced:
+class Limited:
     """A desk whose jobs have an MPS server; it notes what it is told."""
 
     def __init__(self, make_desk: Callable[..., Desk], root: Path, **config: object) -> None:
@@ -77,41 +77,41 @@ def _first_event(job: Dict[str, Any]) -> Tuple[str, List[int]]:
 
 
 @pytest.fixture
-def make_fenced(make_desk: Callable[..., Desk], state_folder: Path) -> Callable[..., Fenced]:
-    return lambda **config: Fenced(make_desk, state_folder, **config)
+def make_limited(make_desk: Callable[..., Desk], state_folder: Path) -> Callable[..., Limited]:
+    return lambda **config: Limited(make_desk, state_folder, **config)
 
 
 def test_a_job_above_its_shards_is_ended_alone_through_its_mps_server(
-    make_fenced: Callable[..., Fenced],
+    make_limited: Callable[..., Limited],
 ) -> None:
-    fenced = make_fenced(squeue=FOUR_SHARDS)
-    pids = fenced.pair(9000.0, **OURS)
-    until(lambda: fenced.desk.live() and fenced.ended(pids["first"]))
-    live = fenced.desk.live()
+    limited = make_limited(squeue=FOUR_SHARDS)
+    pids = limited.pair(9000.0, **OURS)
+    until(lambda: limited.desk.live() and limited.ended(pids["first"]))
+    live = limited.desk.live()
     assert _first_event(live["1"]) == ("overrun", [2])
     assert _first_event(live["2"]) == ("crowded", [1])
-    assert not fenced.ended(pids["second"])
-    assert fenced.desk.said() == ""
+    assert not limited.ended(pids["second"])
+    assert limited.desk.said() == ""
 
 
-def test_alone_on_its_gpu_it_is_only_noted(make_fenced: Callable[..., Fenced]) -> None:
-    fenced = make_fenced(squeue=FOUR_SHARDS)
-    pids = fenced.pair(9000.0, **OURS)
-    fenced.desk.hold({pids["first"]: 9000.0}, mps=True)
-    until(lambda: fenced.desk.live()["1"]["shards_verified"])
-    until(lambda: "9000 MiB" in fenced.notes(1))
-    assert fenced.desk.live()["1"]["events"] == []
-    assert "terminate_client" not in fenced.told()
+def test_alone_on_its_gpu_it_is_only_noted(make_limited: Callable[..., Limited]) -> None:
+    limited = make_limited(squeue=FOUR_SHARDS)
+    pids = limited.pair(9000.0, **OURS)
+    limited.desk.hold({pids["first"]: 9000.0}, mps=True)
+    until(lambda: limited.desk.live()["1"]["shards_verified"])
+    until(lambda: "9000 MiB" in limited.notes(1))
+    assert limited.desk.live()["1"]["events"] == []
+    assert "terminate_client" not in limited.told()
 
 
-def test_a_claim_that_slurm_has_not_confirmed_ends_nothing(make_fenced: Callable[..., Fenced]) -> None:
-    fenced = make_fenced(squeue="exit 1")
-    fenced.pair(9000.0, **OURS)
-    until(lambda: "9000 MiB" in fenced.notes(1))
+def test_a_claim_that_slurm_has_not_confirmed_ends_nothing(make_limited: Callable[..., Limited]) -> None:
+    limited = make_limited(squeue="exit 1")
+    limited.pair(9000.0, **OURS)
+    until(lambda: "9000 MiB" in limited.notes(1))
     for _ in range(3):
-        assert not fenced.desk.live()["1"]["shards_verified"]
-    assert fenced.desk.live()["1"]["events"] == []
-    assert "terminate_client" not in fenced.told()
+        assert not limited.desk.live()["1"]["shards_verified"]
+    assert limited.desk.live()["1"]["events"] == []
+    assert "terminate_client" not in limited.told()
 
 
 def test_the_shares_of_jobs_that_start_together_are_confirmed_before_the_next_look(
@@ -156,11 +156,11 @@ def play(act, *words, before=lambda: None):
 @needs_root
 @pytest.mark.parametrize(("how", "mps"), [*((how, True) for how in CULPRITS), ("sleeps", False)])
 def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
-    make_fenced: Callable[..., Fenced], monkeypatch: pytest.MonkeyPatch, how: str, mps: bool
+    make_limited: Callable[..., Limited], monkeypatch: pytest.MonkeyPatch, how: str, mps: bool
 ) -> None:
     monkeypatch.setattr("slurm_gpumem.node.sampler.enforcer._KILL_AFTER_S", 0.5)
-    fenced = make_fenced(squeue=FOUR_SHARDS)
-    desk = fenced.desk
+    limited = make_limited(squeue=FOUR_SHARDS)
+    desk = limited.desk
     asked = mps and "daemon" not in how
     if not asked:
         (desk.root / "mps-control").write_text("#!/bin/sh\nexec sleep 600\n")
@@ -185,7 +185,7 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
         return not alive
 
     until(gone)
-    assert all(fenced.ended(pid) is asked for pid in culprits)
+    assert all(limited.ended(pid) is asked for pid in culprits)
     events = desk.live()["2"]["events"]
     assert [(event["kind"], event["with"]) for event in events] == [("crowded", [1])]
     seen = len(computes.read_text())
@@ -194,10 +194,10 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
 
 @needs_root
 def test_a_process_that_hides_its_job_counts_to_its_users_last_job_on_that_gpu(
-    make_fenced: Callable[..., Fenced],
+    make_limited: Callable[..., Limited],
 ) -> None:
-    fenced = make_fenced(squeue=FOUR_SHARDS)
-    desk = fenced.desk
+    limited = make_limited(squeue=FOUR_SHARDS)
+    desk = limited.desk
     desk.job(1, uid=USER, mode="mps")
     desk.job(2, uid=USER, mode="mps")
     desk.job(3, uid=USER, gpu=1)
@@ -245,34 +245,34 @@ def test_a_missing_variable_is_no_limit() -> None:
     ids=["ours", "invalid"],
 )
 def test_a_client_without_its_limit_is_noted(
-    make_fenced: Callable[..., Fenced], variables: Dict[str, str], noted: bool
+    make_limited: Callable[..., Limited], variables: Dict[str, str], noted: bool
 ) -> None:
-    fenced = make_fenced(squeue=FOUR_SHARDS)
-    fenced.pair(100.0, **variables)
-    until(lambda: fenced.desk.live()["1"]["shards_verified"])
-    fenced.desk.sampler.tick()
-    assert ("memory limit was changed or removed" in fenced.notes(1)) is noted
-    assert "terminate_client" not in fenced.told()
+    limited = make_limited(squeue=FOUR_SHARDS)
+    limited.pair(100.0, **variables)
+    until(lambda: limited.desk.live()["1"]["shards_verified"])
+    limited.desk.sampler.tick()
+    assert ("memory limit was changed or removed" in limited.notes(1)) is noted
+    assert "terminate_client" not in limited.told()
 
 
 @pytest.fixture
-def asking(make_fenced: Callable[..., Fenced]) -> Iterator[Fenced]:
+def asking(make_limited: Callable[..., Limited]) -> Iterator[Limited]:
     """A sampler's socket, and a job of a user at it."""
-    fenced = make_fenced()
-    server = EndServer(fenced.desk.folder, Exits(fenced.desk.folder, fenced.desk.config))
+    limited = make_limited()
+    server = EndServer(limited.desk.folder, Exits(limited.desk.folder, limited.desk.config))
     server.start()
-    fenced.desk.job(1, mode="mps", uid=USER)
-    fenced.desk.folder.root.parent.chmod(0o755)
-    yield fenced
+    limited.desk.job(1, mode="mps", uid=USER)
+    limited.desk.folder.root.parent.chmod(0o755)
+    yield limited
     server.close()
 
 
-def _ask(fenced: Fenced, uid: int, job: str) -> int:
+def _ask(limited: Limited, uid: int, job: str) -> int:
     """Ask as a process of that user, with that job in its environment, and wait for the answer; its pid."""
     code = "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
     code += "s.connect(sys.argv[1]); print(s.recv(1) == b'')"
     asked = subprocess.Popen(
-        ["/usr/bin/python3", "-I", "-S", "-c", code, str(fenced.desk.folder.end_socket)],
+        ["/usr/bin/python3", "-I", "-S", "-c", code, str(limited.desk.folder.end_socket)],
         env={"SLURM_JOB_ID": job},
         user=uid,
         stdout=subprocess.PIPE,
@@ -283,7 +283,7 @@ def _ask(fenced: Fenced, uid: int, job: str) -> int:
 
 
 @needs_root
-def test_a_process_of_a_job_that_asks_is_taken_from_its_server(asking: Fenced) -> None:
+def test_a_process_of_a_job_that_asks_is_taken_from_its_server(asking: Limited) -> None:
     pid = _ask(asking, USER, "1")
     assert asking.told() == f"get_server_list\nterminate_client {SERVER} {pid}\n"
 
@@ -291,7 +291,7 @@ def test_a_process_of_a_job_that_asks_is_taken_from_its_server(asking: Fenced) -
 @needs_root
 @pytest.mark.parametrize(("uid", "job"), [(OTHER_USER, "1"), (USER, "2"), (0, "1")])
 def test_a_process_of_nobodys_job_is_answered_and_nothing_is_ended(
-    asking: Fenced, uid: int, job: str
+    asking: Limited, uid: int, job: str
 ) -> None:
     _ask(asking, uid, job)
     assert asking.told() == ""
@@ -300,7 +300,7 @@ def test_a_process_of_nobodys_job_is_answered_and_nothing_is_ended(
 @needs_root
 @pytest.mark.parametrize("mode", ["mps", "mps-shared"])
 def test_one_users_processes_that_are_not_let_go_keep_no_other_user_waiting(
-    asking: Fenced, monkeypatch: pytest.MonkeyPatch, mode: str
+    asking: Limited, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(MpsService, "leave_timeout_s", 600.0)
     control, hung = Path(asking.desk.config.mps_control), asking.desk.root / "hung"

@@ -293,8 +293,8 @@ def test_no_mps_daemon_is_started_for_a_job_with_an_instance_of_its_own(node: No
     job = job_from(node.config, job_env("gpumem/1:est=7000,req=8192"), GPUS[1:2])
     assert job is not None
     assert job.mode == MIG
-    assert not job.fenced
-    # A site that divides instances into shards has jobs to fence there.
+    assert not job.uses_mps
+    # A site that divides instances into shards has jobs to limit there.
     shared = job_from(node.config, job_env("gpumem/1:est=7000,req=8192,shards=8"), GPUS[1:2])
     assert shared is not None
     assert shared.mode == MPS

@@ -21,7 +21,7 @@ from tests.support.waiting import until
 pytestmark = [needs_root, pytest.mark.slurm]
 
 
-def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callable[..., Site]) -> None:
+def test_two_users_share_a_gpu_and_each_is_measured_and_limited(make_site: Callable[..., Site]) -> None:
     site = make_site(idle_exit_s=1)
     go = site.root / "go-share"
     peaks = [1000.0 * number for number in range(1, 5)]
@@ -107,7 +107,7 @@ def _victim(site: Site, dice: random.Random) -> Optional[int]:
     return dice.choice(found) if found else None
 
 
-def test_a_job_that_cannot_be_fenced_starts_and_its_record_says_so(
+def test_a_job_that_cannot_be_limited_starts_and_its_record_says_so(
     make_site: Callable[..., Site],
 ) -> None:
     missing = "/nonexistent/nvidia-cuda-mps-control"
@@ -117,5 +117,5 @@ def test_a_job_that_cannot_be_fenced_starts_and_its_record_says_so(
     assert "done" in site.out(job)
     record = site.record(job)
     assert record["mode"] == "without_mps"
-    assert record["notes"] == [f"not fenced, no MPS: {missing} is not there"]
+    assert record["notes"] == [f"not limited, no MPS: {missing} is not there"]
     until(lambda: site.node_state() == "idle")

@@ -276,7 +276,7 @@ def test_a_run_without_a_prolog_is_recorded_by_the_sampler(served: Node) -> None
     served.hook("epilog", run_env(served, 0, "3:0"))
     record = in_spool(served)
     assert (record.exit_code, record.mode) == (3, "without_mps")
-    assert record.notes == ("not fenced: Slurm ran no Prolog for this run: its start is not known",)
+    assert record.notes == ("not limited: Slurm ran no Prolog for this run: its start is not known",)
     assert jobs.get(served.folder, 7) is None
 
 
@@ -291,7 +291,7 @@ def test_a_job_whose_prolog_gave_up_and_that_is_over_has_its_exit_code(served: N
         os.kill(sampler, signal.SIGCONT)
     record = in_spool(served)
     assert record.exit_code == 3
-    assert record.notes == ("not fenced: its prolog gave up before it was served",)
+    assert record.notes == ("not limited: its prolog gave up before it was served",)
     until(lambda: not list(served.folder.inbox.glob("*.7.*")))
 
 

@@ -121,7 +121,7 @@ class EndServer:
         sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
         job_id = Owners().job_of(pid, sluids, {job.job_id: job.uid for job in here.values()})
         job = here.get(job_id or 0)
-        return job if job is not None and job.fenced and job.uid == uid else None
+        return job if job is not None and job.uses_mps and job.uid == uid else None
 
 
 def _listen(path: Path) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The fence around a shared job: the MPS daemons that serve it, their memory limits, what its tasks are told.
+"""What limits a shared job: the MPS daemons that serve it, their memory limits, what its tasks are told.
 
 Root talks to a daemon only under that daemon's lock. A user's own daemon may hang at its owner's wish: nobody
 else waits for its lock, and its own user's jobs only for so long.
@@ -48,7 +48,7 @@ def off_the_shared_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -
     return replace(job, mode=TIMESLICE, notes=(*job.notes, f"{why}: time slices, without MPS"))
 
 
-def fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
+def limit(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
     """Have the daemons that serve it running on the job's GPUs, point its tasks there; or why that failed."""
     service = MpsService(folder, config.mps_control, tmpfs_mib=USER_TMPFS_MIB)
     if not service.available():

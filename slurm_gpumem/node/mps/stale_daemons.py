@@ -38,7 +38,7 @@ class Orphans:
 
     def stop(self, here: Iterable[NodeJob], *, search: bool = False) -> None:
         """Stop those that none of these jobs needs; each is looked at again under its lock before that."""
-        needed = {(uuid, job.daemon_uid) for job in here if job.fenced for uuid in job.gpus}
+        needed = {(uuid, job.daemon_uid) for job in here if job.uses_mps for uuid in job.gpus}
         suspects = self._with_folders() - needed
         if search or self._rounds % _SEARCH_EVERY == 0:
             service = MpsService(self._folder, self._config.mps_control)

@@ -164,7 +164,7 @@ class Enforcer:
                 limit_mib=usage.limit_mib,
                 verified=usage.verified and usage.shards is not None,
                 beside=any(beside.values()),
-                outside=outside if job.fenced else 0,
+                outside=outside if job.uses_mps else 0,
                 unlimited=len(unlimited.get(job_id, ())),
             ):
                 log(self._folder.root, f"{message} ({action})")
@@ -197,12 +197,12 @@ class Enforcer:
             thread.join(timeout=5.0)
 
     def _clients(self, seen: Mapping[str, ByJob]) -> Dict[int, List[int]]:
-        """By fenced job, its processes at an MPS server."""
+        """By job with MPS, its processes at an MPS server."""
         found: Dict[int, List[int]] = {}
         for by_job in seen.values():
             for job_id, listed in by_job.items():
                 job = self._roster.jobs.get(job_id or 0)
-                if job is not None and job.fenced:
+                if job is not None and job.uses_mps:
                     pids = found.setdefault(job.job_id, [])
                     pids.extend(p.pid for p in listed if p.mps is not False and p.pid not in pids)
         return found
@@ -234,7 +234,7 @@ class Enforcer:
                 _note(self._roster.usage[other], FaultEvent(CROWDED, uuid, at, (job.job_id,)))
 
     def _order(self, job: NodeJob, told: Mapping[Process, GpuProcess], now: float) -> None:
-        clients = [process.pid for process, about in told.items() if job.fenced and about.mps is not False]
+        clients = [process.pid for process, about in told.items() if job.uses_mps and about.mps is not False]
         pids = ", ".join(str(one.pid) for one in told)
         log(self._folder.root, f"job {job.job_id}: told to leave the GPU: {pids}")
         for process in told:

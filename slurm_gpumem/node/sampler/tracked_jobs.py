@@ -275,7 +275,7 @@ class Roster:
         if known is None and (job_id in self._strangers or len(self._strangers) < _MOST_STRANGERS):
             self._strangers[job_id] = time.monotonic()
         if known is not None and known.shards is not None and known.uid == real_uid_of(pid):
-            notes, now = ("no prolog announced it: not fenced",), round(time.time(), 3)
+            notes, now = ("no prolog announced it: not limited",), round(time.time(), 3)
             job = NodeJob(job_id, known.uid, "", (uuid,), WITHOUT_MPS, now, known.restarts, notes=notes)
             self._problems.attempt(lambda: jobs.put(self._folder, job))
 

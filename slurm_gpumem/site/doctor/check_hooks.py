@@ -206,8 +206,8 @@ def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
     if node_config_from(now.tables, "").mps_anywhere() == {"off"}:
         return
     effects = {
-        "Prolog": (Severity.CRITICAL, "no MPS is started, and no job is fenced or measured"),
-        "TaskProlog": (Severity.CRITICAL, "no job is connected to MPS: none is fenced to its share"),
+        "Prolog": (Severity.CRITICAL, "no MPS is started, and no job is limited or measured"),
+        "TaskProlog": (Severity.CRITICAL, "no job is connected to MPS: none is limited to its share"),
         "Epilog": (Severity.WARNING, "records stay open and MPS daemons stay behind"),
     }
     for key, (severity, why) in effects.items():

@@ -48,7 +48,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "no-package": Fault(
         Severity.CRITICAL,
-        "the hooks do nothing: no job is fenced, measured or brought back",
+        "the hooks do nothing: no job is limited, measured or run again",
         "python= in hooks.conf must name a Python 3.9 or newer that has slurm_gpumem",
     ),
     "hook-older": Fault(
@@ -78,7 +78,7 @@ FAULTS: Mapping[str, Fault] = {
     "spool-full": Fault(Severity.WARNING, "soon no job's record is kept", "gpumem collect, or more room"),
     "no-mps": Fault(
         Severity.CRITICAL,
-        "no job is fenced: each can take a GPU's whole memory",
+        "no job is limited: each can take a GPU's whole memory",
         'install it, or set node.mps = "timeslice"',
     ),
     "no-shared-mps": Fault(
@@ -97,7 +97,7 @@ FAULTS: Mapping[str, Fault] = {
         "driver 615 or later and cgroup version 2, or node.driver_limit = false",
     ),
     "no-driver": Fault(
-        Severity.CRITICAL, "no job is measured or fenced", "install NVIDIA's driver (nvidia-smi must answer)"
+        Severity.CRITICAL, "no job is measured or limited", "install NVIDIA's driver (nvidia-smi must answer)"
     ),
     "no-commands": Fault(Severity.WARNING, "the sampler cannot do its work", "correct it in gpumem.toml"),
     "no-sampler": Fault(

@@ -388,12 +388,13 @@ class Host:
         if not self.is_safe(program):
             return
         done = run([program, *args, "--version"], uid=NOBODY)
-        said = (done.stdout if done.returncode == 0 else done.stderr).strip() if done else "no answer"
-        if done is None or done.returncode != 0:
-            last = (said.splitlines() or ["no reason given"])[-1]
+        if done is None:
+            self.fault("no-filter", f"{program} of {FILTER_COMMAND} does not start for {user_name(NOBODY)}")
+        elif done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             self.fault("no-filter", f"{program} of {FILTER_COMMAND} cannot be run: {last}")
-        elif said != slurm_gpumem.__version__:
-            self.fault("no-filter", f"{program} of {FILTER_COMMAND} has slurm_gpumem {said}")
+        elif done.stdout.strip() != slurm_gpumem.__version__:
+            self.fault("no-filter", f"{program} of {FILTER_COMMAND} has slurm_gpumem {done.stdout.strip()}")
 
     # -- The site's file --------------------------------------------------------------------------
 
