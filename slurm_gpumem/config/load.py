@@ -98,7 +98,8 @@ def load_config(environ: Optional[Mapping[str, str]] = None) -> Config:
         # What [node] says is the nodes' own to check; only its mode is of interest here.
         reading = read_file(path, (*_READ, NODE, DEVCLUSTER)).usable(*_READ)
         config = _merged(config, reading)
-        config = config._replace(warnings=(*config.warnings, *reading.unknown(*_READ)))
+        if os.access(path, os.W_OK):  # told to those who can mend it, not with each of a user's jobs
+            config = config._replace(warnings=(*config.warnings, *reading.unknown(*_READ)))
     return _with_environment(config, env)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import ConfigError
+from tests.support.other_user import as_user, user_python
 
 
 @pytest.fixture
@@ -162,3 +165,26 @@ def test_old_keys_and_variables_are_a_warning_each_and_nothing_else_changes(home
         "environment: no longer settings, and without effect: GPUMEM_SHARING_CPUS, GPUMEM_TEXT_UNKNOWN"
     )
     assert config._replace(warnings=()) == load(home, "[sharing]\nshard_mib = 512\n")
+
+
+def test_what_is_wrong_in_a_file_is_told_to_those_who_may_change_it(state_folder: Path) -> None:
+    found = user_python()
+    if found is None:
+        pytest.skip("no Python that another user may start")
+    (state_folder / "site.toml").write_text("[sharing]\ncpus = 1\nmax_slowdon = 2\n")
+    (state_folder / "site.toml").chmod(0o444)
+    code = "from slurm_gpumem.config.load import load_config; print(load_config().warnings)"
+    env = {
+        **os.environ,
+        **found[1],
+        "HOME": str(state_folder),
+        "GPUMEM_SITE_CONFIG": str(state_folder / "site.toml"),
+    }
+    said = [
+        subprocess.run(
+            [found[0], "-c", code], env=env, text=True, capture_output=True, check=True, **user
+        ).stdout
+        for user in (as_user(), {})
+    ]
+    assert said[0] == "()\n"
+    assert os.geteuid() or "max_slowdown" in said[1]
