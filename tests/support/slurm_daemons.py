@@ -18,7 +18,9 @@ def restart_slurmctld(
     """Stop the controller and start it again with what it had saved."""
     pid = int((cluster.layout.run / "slurmctld.pid").read_text())
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    env = dict(part.decode().split("=", 1) for part in environ if part)
+    words = (part.decode().split("=", 1) for part in environ if part)
+    # From 23.11 on a reconfigured controller is a new process, which was told of the sockets of the last one.
+    env = {name: value for name, value in words if not name.startswith("SLURMCTLD_RECONF")}
     os.kill(pid, how)
     until(lambda: _is_over(pid))
     meanwhile()
