@@ -216,8 +216,8 @@ def job_environment(
     options: Wishes, environ: Mapping[str, str], name: str, task: Optional[ArrayTask] = None
 ) -> Dict[str, str]:
     """What the script of a job with these options would see on its first node."""
-    exported = _exported(options.get("export"), environ)
-    clean = {key: value for key, value in exported.items() if not key.startswith(_OF_SLURM)}
+    users = exported(options.get("export"), environ)
+    clean = {key: value for key, value in users.items() if not key.startswith(_OF_SLURM)}
     return {**clean, **_job_variables(options, environ, name), **_array_variables(task)}
 
 
@@ -231,7 +231,8 @@ def working_directory(options: Wishes) -> str:
     return os.path.abspath(options.get("chdir") or os.getcwd())
 
 
-def _exported(export: Optional[str], environ: Mapping[str, str]) -> Dict[str, str]:
+def exported(export: Optional[str], environ: Mapping[str, str]) -> Dict[str, str]:
+    """What a job has of its user's environment, by --export."""
     words = [word for word in (export or "ALL").split(",") if word]
     least = {"PATH": os.defpath, **{key: environ[key] for key in _KEPT if key in environ}}
     found = dict(environ) if "ALL" in words else dict(least)
