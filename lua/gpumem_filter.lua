@@ -92,7 +92,7 @@ function M.wanted(options)
   local off = lower(os.getenv("GPUMEM") or "")
   if off == "off" or off == "no" or off == "0" then
     return false
-  elseif options["type"] == "srun" and os.getenv("SLURM_JOB_ID") then
+  elseif options["type"] == "srun" and (os.getenv("SLURM_JOB_ID") or find(options["jobid"] or "", "^%d")) then
     return false -- a step, which gets what its job has
   elseif find(options["comment"] or "", "gpumem/1:", 1, true) or from_gpusbatch() then
     return false
@@ -119,8 +119,11 @@ end
 -- Options to set, in their order; nil and the reason where our command did not answer.
 local function ask(options, slow)
   local json = slurm.json_cli_options(options)
-  local limit = slow and "" or "/usr/bin/timeout --foreground -k 1 3 "
-  local words = "exec " .. limit .. command() .. " " .. options["type"] .. " $PPID 3<&0 <<'" .. END .. "'\n"
+  local limit = slow and "" or "/usr/bin/timeout -k 1 3 "
+  -- A batch script on standard input is all that our command reads there, and it may be closed otherwise.
+  local argv = options["argv"]
+  local stdin = options["type"] == "sbatch" and not (argv and argv[1]) and " 3<&0" or ""
+  local words = "exec " .. limit .. command() .. " " .. options["type"] .. " $PPID" .. stdin .. " <<'" .. END .. "'\n"
   local text = words .. json .. "\n" .. END .. "\n"
   if #text > MAX_COMMAND_BYTES then
     return nil, "its options are too long"

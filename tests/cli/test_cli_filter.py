@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import pytest
 
 from slurm_gpumem.data import FILTER_COMMAND
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.formats.remembered import Recipe, write_remembered
 
@@ -197,6 +198,7 @@ def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
         ("/nowhere/gpumem", "our command failed"),
         ("echo gres=shard:3;:", "our command failed"),
         ("sleep 60;:", "took more than 3 seconds"),
+        ("sh -c 'sleep 300; echo done' ", "took more than 3 seconds"),
         ("kill -9 $$;:", "our command failed"),
         ("head -c 3000000 /dev/zero;:", "our command failed"),
     ],
@@ -274,3 +276,41 @@ def test_a_named_pipe_as_the_script_does_not_hang_the_filter(known: Any) -> None
     found, _ = submitted(known, "sbatch", str(pipe))
     writer.join()
     assert found["TresPerNode"].endswith("gpu:1")
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize("program", ["sbatch", GPUSBATCH])
+def test_closed_streams_change_nothing(known: Any, closed: str, program: str) -> None:
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    found, told = submitted(known, "sh", "-c", f"{program} --parsable -H job.sh {closed}")
+    assert found["TresPerNode"].endswith("shard:3"), told
+    assert told.count("gpumem:") == ("2>" not in closed)
+
+
+def test_a_step_of_a_job_that_runs_gets_what_its_job_has(known: Any) -> None:
+    done = known.call(
+        "--parsable",
+        "-o",
+        "/dev/null",
+        "--gres=gpu:1",
+        "--wrap",
+        "sleep 60",
+        command="sbatch",
+        env={"GPUMEM": "off"},
+    )
+    known.jobs.append(done.stdout.strip())
+    wait_for_job(known.cluster, known.jobs[-1], ["RUNNING"])
+    words = [f"--jobid={known.jobs[-1]}", "--overlap", "true"]
+    for more in ([], ["--gres=gpu:1"]):
+        step = known.call(*more, *words, command="srun", env={"GPUMEM_MEM": "3G"} if not more else {})
+        assert (step.returncode, step.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", ["srun", "salloc"])
+def test_components_of_srun_and_salloc_stay_as_they_are(known: Any, program: str) -> None:
+    show = ["sh", "-c", "scontrol show job $SLURM_JOB_ID"] if program == "salloc" else ["true"]
+    words = ["-n1", "--gres=gpu:1", *([] if program == "salloc" else ["true"]), ":", "-n1", *show]
+    done = known.call(*words, command=program, env={"GPUMEM_MEM": "3G"})
+    assert done.returncode == 0, done.stderr
+    assert "shard" not in done.stdout
+    assert "asking for" not in done.stderr
