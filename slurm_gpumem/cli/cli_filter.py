@@ -74,14 +74,14 @@ def _decided(handed: Filtered) -> Dict[str, str]:
     asked = read_submission(
         RawInput(handed.line, OwnOptions({}), handed.script, program=handed.program, plain=True)
     )
-    if asked.goes_unchanged == NOTHING_ASKED:
-        return {}
-    if asked.settings.model is not None:
+    if asked.settings.model is not None and asked.goes_unchanged != NOTHING_ASKED:
         from slurm_gpumem.cli.gpusbatch import with_named_model
 
         asked = with_named_model(asked)
     for warning in asked.warnings:
         say(f"warning: {warning}")
+    if asked.goes_unchanged == NOTHING_ASKED:
+        return {}
     if asked.trace:
         asked = _traced(asked)
     return _changes(asked)

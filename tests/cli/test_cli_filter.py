@@ -314,3 +314,32 @@ def test_components_of_srun_and_salloc_stay_as_they_are(known: Any, program: str
     assert done.returncode == 0, done.stderr
     assert "shard" not in done.stdout
     assert "asking for" not in done.stderr
+
+
+def test_a_slip_in_a_line_or_a_wrong_file_is_told_where_nothing_else_is(known: Any, site: Any) -> None:
+    set_mode(site, "opt-in")
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM memory=12G")
+    found, told = submitted(known, "sbatch", "job.sh")
+    assert (found["TresPerNode"][-5:], "did you mean 'mem'" in told) == ("gpu:1", True)
+    set_mode(site, "known")
+    known.script("job.sh", "true", GPU)
+    (known.folder / ".config").mkdir()
+    (known.folder / ".config/gpumem.toml").write_text("[sharing")
+    found, told = submitted(known, "sbatch", "job.sh")
+    assert (found["TresPerNode"][-5:], "gpumem.toml" in told) == ("gpu:1", True)
+
+
+def test_a_configuration_that_is_a_named_pipe_does_not_hang_the_filter(known: Any) -> None:
+    known.script("job.sh", "true", GPU)
+    pipe = known.folder / "pipe.toml"
+    os.mkfifo(pipe)
+    found, _ = submitted(known, "sbatch", "job.sh", GPUMEM_SITE_CONFIG=str(pipe))
+    assert "shard" not in found.get("TresPerNode", "")
+
+
+def test_more_arguments_than_slurm_can_write_down_in_time_are_not_handed_over(known: Any) -> None:
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    for number, said in ((3999, "asking for"), (4000, "too long")):
+        found, told = submitted(known, "sbatch", "job.sh", *map(str, range(number)))
+        assert said in told
+        assert found["TresPerNode"].endswith("shard:3") == (said == "asking for")

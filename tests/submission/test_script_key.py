@@ -220,3 +220,9 @@ def test_options_that_change_what_a_job_sees_or_how_often_it_runs_count(tmp_path
     assert len({of(), of(export="ALL,BATCH=8"), of(export="ALL,BATCH=64")}) == 3
     assert len({of(), of(chdir=str(tmp_path))}) == 2
     assert len({of(nodes="1", ntasks="1"), of(nodes="1", ntasks="4")}) == 2
+
+
+def test_of_a_script_of_megabytes_every_character_counts() -> None:
+    long = "#!/bin/sh\n" + "python train.py --x 3 # it's\n" * 60_000
+    assert key(long) == key(long)
+    assert key(long) != key(long + "# more\n")
