@@ -36,6 +36,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _in_time(argv: List[str]) -> int:
+    # We are no group of the terminal's, which may stop what writes to it from behind (stty tostop).
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     # Ends the process: what hangs here (a home directory that is away) is not asked twice.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)

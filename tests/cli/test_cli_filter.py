@@ -343,3 +343,12 @@ def test_more_arguments_than_slurm_can_write_down_in_time_are_not_handed_over(kn
         found, told = submitted(known, "sbatch", "job.sh", *map(str, range(number)))
         assert said in told
         assert found["TresPerNode"].endswith("shard:3") == (said == "asking for")
+
+
+def test_a_terminal_that_stops_what_writes_from_behind_is_no_obstacle(known: Any) -> None:
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    command = ["sh", "-c", "stty tostop; sbatch -H --parsable job.sh"]
+    done = known.call("-c", f"import pty; pty.spawn({command!r})", command=sys.executable)
+    known.jobs.append(done.stdout.split()[-1])
+    assert "asking for" in done.stdout
+    assert known.shown(known.jobs[-1])["TresPerNode"].endswith("shard:3")
