@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import List
 
@@ -152,6 +153,10 @@ def test_a_program_is_read_in_the_folder_where_the_job_is(tmp_path: Path) -> Non
         "P={}\npython $P/train.py",
         "cd {}; python -m train",
         "python {}/train.py",
+        "python {}/train.py>log",
+        "sh -c 'cd {} && python \"train.py\" -b 3'",
+        "(cd {}; python train.py)&",
+        "srun python {}/train.py|tee log",
     ]
     for folder, size in (("a", 8), ("b", 16), ("c", 8)):
         (tmp_path / folder).mkdir()
@@ -226,3 +231,30 @@ def test_of_a_script_of_megabytes_every_character_counts() -> None:
     long = "#!/bin/sh\n" + "python train.py --x 3 # it's\n" * 60_000
     assert key(long) == key(long)
     assert key(long) != key(long + "# more\n")
+
+
+def test_no_text_is_an_error() -> None:
+    bits = [
+        "cd",
+        "~",
+        "~x/",
+        "$A",
+        "${A",
+        "}",
+        "'",
+        '"',
+        "\\",
+        " #",
+        "\n",
+        " ",
+        "-m",
+        "=",
+        "../",
+        "a.py",
+        ">",
+        "2>&1",
+    ]
+    for seed in range(300):
+        chosen = random.Random(seed)
+        text = "".join(chosen.choice([*bits, ";", "(", "--lr", "--model", "\0", "\udcff"]) for _ in range(60))
+        assert key(text, [text[:9]], A=text[:5].replace("\0", "")).startswith("s")

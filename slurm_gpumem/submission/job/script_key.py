@@ -19,7 +19,7 @@ _IGNORED = re.compile(
     r"num[-_]?train[-_]?epochs|max[-_]?epochs|warmup.*|patience|"
     r"names?|id|tag|tags|notes?|project|entity|group|comment|run|exp|experiment|"
     r"dir|directory|folder|path|root|out|output|log|logs|logdir|save|checkpoint|ckpt|resume|cache|"
-    r"port|addr|host|verbose|log[-_]?every|log[-_]?interval|save[-_]?every|save[-_]?interval)|"
+    r"port|addr|host|log[-_]?every|log[-_]?interval|save[-_]?every|save[-_]?interval)|"
     # Not any steps: those of a rollout or of an unrolled network lie in memory.
     r"(?:(?:max|total|num[-_]?train|train(?:ing)?|eval|save|log(?:ging)?)[-_]?)*(?:steps|iters?|iterations)",
     re.IGNORECASE,
@@ -51,6 +51,7 @@ _ALLOCATORS = (
 )  # fmt: skip
 """What frameworks read themselves, and what changes how much they take."""
 _QUOTES = re.compile(r"['\"\\]")
+_UNQUOTED = re.compile(r"[;&|()]+|[^\s;&|()]+")
 _REDIRECTED = re.compile(r"[0-9&]*>>?\|?&?(.*)", re.DOTALL)
 _NOT_THE_USERS = re.compile(
     r"SLURM_.*|HOME|USER|LOGNAME|PATH|PWD|TMPDIR|HOSTNAME|SHELL|BASH.*|RANDOM|CONDA_.*|CUDA_VISIBLE_DEVICES"
@@ -108,11 +109,13 @@ def _split(line: str) -> List[str]:
     for end in (*(comment.start() for comment in re.finditer(r"\s#", line)), len(line)):
         part = line[:end]
         if not _QUOTES.search(part):
-            return part.split()  # a hundred times as fast: scripts may have ten thousands of lines
+            return _UNQUOTED.findall(part)  # much faster: scripts may have thousands of lines
         import shlex
 
+        words = shlex.shlex(part, posix=True, punctuation_chars=";&|()")
+        words.whitespace_split, words.commenters = True, ""
         with suppress(ValueError):  # the # stands within quotes
-            return shlex.split(part)
+            return list(words)
     return line.split()  # a quote that goes on in the next line
 
 
@@ -135,7 +138,7 @@ class _Words:
         """The words without those that may differ from run to run."""
         ignored = counts = False
         before = ""
-        for word in (word.rstrip(";") for word in words):
+        for word in words:
             last, before = before, word
             option, assigned = _OPTION.fullmatch(word), _ASSIGNED.fullmatch(word)
             redirected = _REDIRECTED.fullmatch(word)
@@ -144,9 +147,12 @@ class _Words:
                 continue
             if ignored and not word.startswith("-"):
                 ignored = False
-                # --resume and --verbose often have no value: the program or configuration may follow.
+                # --resume often has no value: the program or configuration may follow.
                 if _WRITES.fullmatch(last.lstrip("-")) or not word.endswith(_READ):
                     continue
+            if len(word.split()) > 1:  # sh -c "python train.py"
+                yield from self.lasting(_split(word))
+                continue
             if last in ("cd", "pushd"):
                 self._folder = os.path.join(self._folder, self._expanded(word))
                 continue
@@ -172,7 +178,8 @@ class _Words:
         def value(found: re.Match[str]) -> str:
             return self._values.get(found[1] or found[2], found[0])
 
-        return os.path.expanduser(re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word))
+        # A \0, which no path has, is an error to what looks up ~user.
+        return os.path.expanduser(re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word).replace("\0", ""))
 
     def _named(self, word: str) -> str:
         """The last part of a path."""
@@ -181,7 +188,7 @@ class _Words:
 
     def _plain(self, word: str) -> str:
         """What is in a file; of other paths, and of files that nobody can read here, where they are."""
-        path = self._expanded(word)
+        path = self._expanded(word).partition(">")[0]
         if path.endswith(_READ):
             return self._content(path) or os.path.normpath(os.path.join(self._folder, path))
         if path.startswith(("./", "../")):
