@@ -92,6 +92,10 @@ local function from_gpusbatch()
   return by ~= nil and (by == pid or by == parent)
 end
 
+local function given(name)
+  return (os.getenv(name) or "") ~= ""
+end
+
 --- Whether our command is to be asked, and whether it may take its time: it traces the script.
 function M.wanted(options)
   local off = lower(os.getenv("GPUMEM") or "")
@@ -104,9 +108,9 @@ function M.wanted(options)
   end
   local text = script(options)
   local directive = "\n#GPUMEM"
-  local traces = os.getenv("GPUMEM_TRACE") or find(text, directive .. "[^\n]*trace")
-  if traces or os.getenv("GPUMEM_MODEL") or os.getenv("GPUMEM_MEM") or find(text, directive, 1, true) then
-    return true, traces ~= nil
+  local traces = given("GPUMEM_TRACE") or find(text, directive .. "[^\n]*%strace")
+  if traces or given("GPUMEM_MODEL") or given("GPUMEM_MEM") or find(text, directive, 1, true) then
+    return true, traces
   end
   if gpus(options) == 1 then
     return unasked()

@@ -170,7 +170,7 @@ def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
     try:
         noted.write_text(f"{program}\n")
         for words in (["cpu.sh"], ["two.sh"], ["shards.sh"], ["--wrap", "true"]):
-            submitted(known, "sbatch", *words)
+            submitted(known, "sbatch", *words, GPUMEM_MODEL="", GPUMEM_MEM="", GPUMEM_TRACE="")
         submitted(known, "sbatch", "gpu.sh", GPUMEM="off")
         submitted(known, GPUSBATCH, "gpu.sh")
         submitted(known, GPUSBATCH, "two.sh")
@@ -185,7 +185,6 @@ def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
         assert not calls.exists()
         set_mode(site, "known")
         site.run(["srun", "-n1", "--gres=gpu:1", "true"], check=True)
-        submitted(known, "sbatch", "--test-only", "gpu.sh") if False else None
         assert re.fullmatch(r"srun \d+\n", calls.read_text())
     finally:
         noted.write_text(before)
@@ -208,7 +207,7 @@ def test_whatever_our_command_does_the_job_goes_as_it_was_typed(
 ) -> None:
     noted = site.layout.conf / FILTER_COMMAND
     before = noted.read_text()
-    known.script("gpu.sh", "true", GPU)
+    known.script("gpu.sh", "true", f"{GPU}\n#GPUMEM model=traces/a.txt")
     try:
         noted.write_text(f"{command}\n")
         found, told = submitted(known, "sbatch", "gpu.sh")
