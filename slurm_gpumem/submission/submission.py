@@ -17,7 +17,6 @@ from slurm_gpumem.slurm.submit.gpu_options import (
     merge_wishes,
     nodes_of,
     tasks_on_node,
-    working_directory,
 )
 from slurm_gpumem.slurm.submit.sbatch import SBATCH
 from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, OptionSpec, sbatch_table
@@ -284,7 +283,7 @@ def key_of_script(asked: Submission) -> str:
         asked.text,
         asked.command or asked.raw.line.script_args,
         exported(asked.options.get("export"), os.environ),
-        folder=working_directory(asked.options),
+        folder=asked.options.get("chdir") or "",
         ranks=tasks_on_node(asked.options),
     )
 

@@ -258,3 +258,10 @@ def test_no_text_is_an_error() -> None:
         chosen = random.Random(seed)
         text = "".join(chosen.choice([*bits, ";", "(", "--lr", "--model", "\0", "\udcff"]) for _ in range(60))
         assert key(text, [text[:9]], A=text[:5].replace("\0", "")).startswith("s")
+
+
+def test_a_folder_that_was_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert key() == key()

@@ -80,13 +80,13 @@ def why_never_same(text: str, command: Sequence[str], *, pty: bool) -> str:
 def script_key(
     text: str, args: Sequence[str], environ: Mapping[str, str], *, folder: str = "", ranks: int = 1
 ) -> str:
-    """A word for all runs of this script that need the same memory; `folder` is where it starts.
+    """A word for all runs of this script that need the same memory; `folder` is where it starts, by --chdir.
 
     `ranks`: its tasks on one node, each of which has memory of its own.
     """
     import hashlib
 
-    words = _Words(environ, folder or os.getcwd())
+    words = _Words(environ, folder)
     # Of one that is too long to be taken apart while somebody waits, all of it counts.
     parts: List[str] = [text] if len(text) > _MOST_BYTES else []
     for line in text.split("\n") if not parts else ():
@@ -124,8 +124,11 @@ class _Words:
 
     def __init__(self, environ: Mapping[str, str], folder: str) -> None:
         mine = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
-        self._values: Dict[str, str] = {**mine, "SLURM_SUBMIT_DIR": os.getcwd(), "PWD": folder}
-        self._folder = folder
+        here = ""
+        with suppress(OSError):  # a folder that was removed: sbatch says so
+            here = os.getcwd()
+        self._folder = os.path.join(here, folder)
+        self._values: Dict[str, str] = {**mine, "SLURM_SUBMIT_DIR": here, "PWD": self._folder}
         self.variables: Set[str] = set()
         """Those that the script and the files that it names read."""
 
