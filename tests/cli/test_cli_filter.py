@@ -64,6 +64,7 @@ def key_of(desk: Any, *argv: str) -> str:
 HEADS = [
     [GPU], ["#SBATCH --gres=gpu:a100:1"], ["#SBATCH --gpus=1"], ["#SBATCH -G a100:1"], [],
     ["#SBATCH --gpus-per-node=1"], ["#SBATCH -n1 --gpus-per-task=1"], ["#SBATCH --gres=shard:3"],
+    [GPU, "#SBATCH --gpu-freq=high"],
     ["#SBATCH --gres=gpu:2"], [GPU, "#SBATCH -n2"], [GPU, "#SBATCH -N2"], [GPU, "#SBATCH --exclusive"],
 ]  # fmt: skip
 ASKING = [MODEL, "#GPUMEM mem=12G", "#GPUMEM mem=3G exclusive-gpu=yes"]

@@ -170,6 +170,10 @@ def _why_whole(
 ) -> Optional[str]:
     if wishes.any_of("exclusive"):
         return "--exclusive takes whole nodes"
+    for name in ("gpu-bind", "gpu-freq"):
+        if wishes.any_of(name):
+            # Slurm refuses the second beside shards; by the first, steps may find no GPU in them.
+            return f"--{name} is for whole GPUs"
     if wishes.any_of("tres-per-task"):
         return "--tres-per-task asks for its GPUs"
     nodes, tasks = nodes_of(wishes), tasks_on_node(wishes)
