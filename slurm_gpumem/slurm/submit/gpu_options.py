@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "clusters": "SBATCH_CLUSTERS",
     "cpus-per-gpu": "SBATCH_CPUS_PER_GPU",
     "exclusive": "SBATCH_EXCLUSIVE",
+    "export": "SBATCH_EXPORT",
     "gpus": "SBATCH_GPUS",
     "gpus-per-node": "SBATCH_GPUS_PER_NODE",
     "gpus-per-socket": "SBATCH_GPUS_PER_SOCKET",
