@@ -90,6 +90,10 @@ def test_a_quote_over_several_lines_is_no_obstacle() -> None:
         ("--dataset_name wikitext", "--dataset_name c4"),
         ("--data /data/cifar10", "--data /data/imagenet/"),
         ("--data-dir=/data/cifar10", "--data-dir=/data/imagenet"),
+        ("--data-dir /data/cifar10/train", "--data-dir /data/imagenet/train"),
+        ("--root /data/cifar10", "--root /data/imagenet"),
+        ("--image_dir=/data/cifar10", "--image_dir=/data/imagenet"),
+        ("--out-channels 64", "--out-channels 512"),
         ("model.path=/models/a", "model.path=/models/b"),
         ("--config configs/small.yaml", "--config configs/large.yaml"),
         ("configs/small.yaml", "configs/large.yaml"),
@@ -102,7 +106,15 @@ def test_names_and_paths_of_models_data_and_configurations_count(one: str, other
 
 
 @pytest.mark.parametrize(
-    "option", ["--save-model-path", "--output_model_dir", "--log-config-name", "--model_out"]
+    "option",
+    [
+        "--save-model-path",
+        "--output_model_dir",
+        "--log-config-name",
+        "--model_out",
+        "--workdir",
+        "--ckpt_path",
+    ],
 )
 def test_where_a_model_is_written_to_does_not_count(option: str) -> None:
     assert key(args=[option, "/scratch/a"]) == key(args=[option, "/scratch/b"])
@@ -234,6 +246,8 @@ def test_of_a_script_of_megabytes_every_character_counts() -> None:
 
 
 def test_no_text_is_an_error() -> None:
+    for name in ("log-" * 15_000, "out.x_" * 10_000, "train-" * 10_000 + "dir"):
+        assert key(args=[f"--{name}", f"--{name}=1"]) != key(args=[f"--{name}=1"])
     bits = [
         "cd",
         "~",

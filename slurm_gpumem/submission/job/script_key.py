@@ -18,10 +18,13 @@ _IGNORED = re.compile(
     r"(?:.*[-_.])?(?:seed|lr|learning[-_]?rate|min[-_]?lr|weight[-_]?decay|wd|momentum|beta[12]|epochs?|"
     r"num[-_]?train[-_]?epochs|max[-_]?epochs|warmup.*|patience|"
     r"names?|id|tag|tags|notes?|project|entity|group|comment|run|exp|experiment|"
-    r"dir|directory|folder|path|root|out|output|log|logs|logdir|save|checkpoint|ckpt|resume|cache|"
+    r"out|output|log|logs|logdir|save|checkpoint|ckpt|resume|cache|"
     r"port|addr|host|log[-_]?every|log[-_]?interval|save[-_]?every|save[-_]?interval)|"
     # Not any steps: those of a rollout or of an unrolled network lie in memory.
-    r"(?:(?:max|total|num[-_]?train|train(?:ing)?|eval|save|log(?:ging)?)[-_]?)*(?:steps|iters?|iterations)",
+    r"(?:(?:max|total|num[-_]?train|train(?:ing)?|eval|save|log(?:ging)?)[-_]?)*(?:steps|iters?|iterations)|"
+    # Nor any folder: most are those of data.
+    r"(?:.*[-_.])?(?:out(?:put)?|logs?|save|run|exp|experiment|checkpoints?|ckpt|cache|work(?:ing)?|results?|te?mp|"
+    r"scratch|wandb|tensorboard|resume|venv|env|conda|home)(?:[-_.].*)?[-_.]?(?:dir|directory|folder|path|root)",
     re.IGNORECASE,
 )
 """Options, keys and variables whose value does not decide the memory."""
@@ -40,8 +43,9 @@ _READ = (
 )  # fmt: skip
 """Files whose content counts, where they can be read."""
 _MOST_BYTES = 1 << 18
-_ASSIGNED = re.compile(r"-{0,2}\+{0,2}([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
-_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
+# Longer names are no names, and would keep the expressions above busy.
+_ASSIGNED = re.compile(r"-{0,2}\+{0,2}([A-Za-z_][\w.-]{0,79})=(.*)", re.DOTALL)
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,79})")
 _VARIABLE = re.compile(
     r"\$\{oc\.env:(\w+)|\$\{?([A-Za-z_]\w*)|(?:environ(?:\.get)?[\[(]|getenv\()\s*['\"](\w+)"
 )
@@ -54,7 +58,7 @@ _QUOTES = re.compile(r"['\"\\]")
 _UNQUOTED = re.compile(r"[;&|()]+|[^\s;&|()]+")
 _REDIRECTED = re.compile(r"[0-9&]*>>?\|?&?(.*)", re.DOTALL)
 _NOT_THE_USERS = re.compile(
-    r"SLURM_.*|HOME|USER|LOGNAME|PATH|PWD|TMPDIR|HOSTNAME|SHELL|BASH.*|RANDOM|CONDA_.*|CUDA_VISIBLE_DEVICES"
+    r"SLURM_.*|HOME|USER|LOGNAME|(?:LD_LIBRARY_|PYTHON|MAN)?PATH|PWD|TMPDIR|HOSTNAME|SHELL|BASH.*|RANDOM|CONDA_.*|CUDA_VISIBLE_DEVICES"
 )
 _SESSION = (
     r"(?m)^[^#\n]*?(?<![\w.-])(?:jupyter(?:hub)?[- ](?:lab|notebook|server|singleuser)|"
@@ -123,7 +127,11 @@ class _Words:
     """The words of a script in their order: what it assigns and enters counts for those that follow."""
 
     def __init__(self, environ: Mapping[str, str], folder: str) -> None:
-        mine = {name: value for name, value in environ.items() if not name.startswith("SLURM_")}
+        mine = {
+            name: value
+            for name, value in environ.items()
+            if name in ("HOME", "USER") or not _NOT_THE_USERS.fullmatch(name)
+        }
         here = ""
         with suppress(OSError):  # a folder that was removed: sbatch says so
             here = os.getcwd()
@@ -185,8 +193,8 @@ class _Words:
         return os.path.expanduser(re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word).replace("\0", ""))
 
     def _named(self, word: str) -> str:
-        """The last part of a path."""
-        name = os.path.basename(self._expanded(word).rstrip("/"))
+        """A name or a path, whatever variables it is written with."""
+        name = self._expanded(word).rstrip("/")
         return self._plain(word) if name.endswith(_READ) else name
 
     def _plain(self, word: str) -> str:
