@@ -172,7 +172,7 @@ def _why_whole(
     if wishes.any_of("exclusive"):
         return "--exclusive takes whole nodes"
     for name in ("gpu-bind", "gpu-freq"):
-        if wishes.any_of(name):
+        if wishes.get(name) not in (None, "none"):
             # Slurm refuses the second beside shards; by the first, steps may find no GPU in them.
             return f"--{name} is for whole GPUs"
     if wishes.any_of("tres-per-task"):
