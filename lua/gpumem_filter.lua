@@ -11,9 +11,15 @@ local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "./"
 local MAX_SCRIPT_BYTES, MAX_TOML_BYTES = 65536, 262144
 local MAX_ANSWER_BYTES = 16384
 local MAX_COMMAND_BYTES = 120000 -- Linux takes no longer word; sh -c gets the options in one
+local MAX_ARGUMENTS = 4000 -- Slurm's JSON of more takes seconds
 local END = "gpumem-end-of-options"
 
 local find, match, gmatch, lower = string.find, string.match, string.gmatch, string.lower
+
+-- Opened for writing, too, a named pipe does not wait for its other end.
+local function opened(path)
+  return io.open(path, "r+") or io.open(path)
+end
 
 -- All of a regular file, from its beginning. Anything else would block, or be used up by reading it.
 local function content(file, bytes)
@@ -36,8 +42,7 @@ local function script(options)
   elseif not path then
     return content(io.stdin, MAX_SCRIPT_BYTES)
   end
-  -- Opened for writing, too, a named pipe does not wait for its other end.
-  return content(io.open(path, "r+") or io.open(path), MAX_SCRIPT_BYTES)
+  return content(opened(path), MAX_SCRIPT_BYTES)
 end
 
 -- GPUs that the job asks for, the most that any option says; 0 for none and for shares named by hand.
@@ -67,7 +72,7 @@ end
 local function unasked()
   local mine = os.getenv("GPUMEM_SHARING_MODE") or ""
   local path = os.getenv("GPUMEM_SITE_CONFIG") or here .. "gpumem.toml"
-  local text = content(io.open(path), MAX_TOML_BYTES) .. 'mode = "' .. mine .. '"'
+  local text = content(opened(path), MAX_TOML_BYTES) .. 'mode = "' .. mine .. '"'
   local found = {}
   for mode in gmatch(text, "mode%s*=%s*[\"']([%w-]+)") do
     found[mode] = true
@@ -87,21 +92,25 @@ local function from_gpusbatch()
   return by ~= nil and (by == pid or by == parent)
 end
 
+local function given(name)
+  return (os.getenv(name) or "") ~= ""
+end
+
 --- Whether our command is to be asked, and whether it may take its time: it traces the script.
 function M.wanted(options)
   local off = lower(os.getenv("GPUMEM") or "")
   if off == "off" or off == "no" or off == "0" then
     return false
-  elseif options["type"] == "srun" and os.getenv("SLURM_JOB_ID") then
+  elseif options["type"] == "srun" and (os.getenv("SLURM_JOB_ID") or find(options["jobid"] or "", "^%d")) then
     return false -- a step, which gets what its job has
   elseif find(options["comment"] or "", "gpumem/1:", 1, true) or from_gpusbatch() then
     return false
   end
   local text = script(options)
   local directive = "\n#GPUMEM"
-  local traces = os.getenv("GPUMEM_TRACE") or find(text, directive .. "[^\n]*trace")
-  if traces or os.getenv("GPUMEM_MODEL") or os.getenv("GPUMEM_MEM") or find(text, directive, 1, true) then
-    return true, traces ~= nil
+  local traces = given("GPUMEM_TRACE") or find(text, directive .. "[^\n]*%strace")
+  if traces or given("GPUMEM_MODEL") or given("GPUMEM_MEM") or find(text, directive, 1, true) then
+    return true, traces
   end
   if gpus(options) == 1 then
     return unasked()
@@ -118,11 +127,14 @@ end
 
 -- Options to set, in their order; nil and the reason where our command did not answer.
 local function ask(options, slow)
-  local json = slurm.json_cli_options(options)
-  local limit = slow and "" or "/usr/bin/timeout --foreground -k 1 3 "
-  local words = "exec " .. limit .. command() .. " " .. options["type"] .. " $PPID 3<&0 <<'" .. END .. "'\n"
-  local text = words .. json .. "\n" .. END .. "\n"
-  if #text > MAX_COMMAND_BYTES then
+  local argv = options["argv"] or {}
+  local json = #argv <= MAX_ARGUMENTS and slurm.json_cli_options(options)
+  local limit = slow and "" or "/usr/bin/timeout -k 1 3 "
+  -- A batch script on standard input is all that our command reads there, and it may be closed otherwise.
+  local stdin = options["type"] == "sbatch" and not argv[1] and " 3<&0" or ""
+  local words = "exec " .. limit .. command() .. " " .. options["type"] .. " $PPID" .. stdin .. " <<'" .. END .. "'\n"
+  local text = words .. (json or "") .. "\n" .. END .. "\n"
+  if not json or #text > MAX_COMMAND_BYTES then
     return nil, "its options are too long"
   end
   local pipe = io.popen(text)

@@ -64,6 +64,9 @@ function M.reason_to_leave(job, request, script, directives)
       or given(job.ntasks_per_tres, NO_VAL16) then
     return "Slurm refuses --cpus-per-gpu, --mem-per-gpu and --ntasks-per-gpu for part of a GPU"
   end
+  if type(job.tres_freq) == "string" and find(job.tres_freq, "gpu", 1, true) then
+    return "Slurm refuses --gpu-freq for part of a GPU"
+  end
   if type(job.tres_bind) == "string" and find(job.tres_bind, "gpu", 1, true) then
     -- SLURM_TRES_BIND cannot be unset from here, and 26.05 gives steps no device with any other value.
     return "--gpus-per-task and --gpu-bind bind its steps to a whole GPU; --gres=gpu:1 would share"

@@ -36,6 +36,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _in_time(argv: List[str]) -> int:
+    # We are no group of the terminal's, which may stop what writes to it from behind (stty tostop).
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     # Ends the process: what hangs here (a home directory that is away) is not asked twice.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
@@ -71,17 +73,19 @@ def _standard_input() -> Optional[int]:
 
 
 def _decided(handed: Filtered) -> Dict[str, str]:
+    if any(option.name == "uid" for option in handed.line.options):
+        return {}  # root, for somebody else, whose files we would open
     asked = read_submission(
         RawInput(handed.line, OwnOptions({}), handed.script, program=handed.program, plain=True)
     )
-    if asked.goes_unchanged == NOTHING_ASKED:
-        return {}
-    if asked.settings.model is not None:
+    if asked.settings.model is not None and asked.goes_unchanged != NOTHING_ASKED:
         from slurm_gpumem.cli.gpusbatch import with_named_model
 
         asked = with_named_model(asked)
     for warning in asked.warnings:
         say(f"warning: {warning}")
+    if asked.goes_unchanged == NOTHING_ASKED:
+        return {}
     if asked.trace:
         asked = _traced(asked)
     return _changes(asked)

@@ -29,9 +29,10 @@ def submission_line(plan: Plan) -> str:
         return plan.asked.goes_unchanged
     estimate, request = plan.largest.estimate if plan.largest else None, plan.request
     if plan.kept_because == NOT_RUN_YET:
+        ours = f"gpu{plan.asked.raw.program} " if plan.asked.raw.plain else ""
         return (
             f"{plan.script_name}: its GPU memory is not known, so it keeps its whole GPU and is measured for "
-            f"the next time\n{'gpusbatch ' if plan.asked.raw.plain else ''}--trace would share this one"
+            f"the next time\n{ours}--trace would share this one"
         )
     words = [_estimated(plan, estimate)] if estimate else []
     details = _details(plan, estimate)
@@ -65,7 +66,7 @@ def _kept(plan: Plan) -> str:
     """What a job has whose own GPU options stay."""
     gpus = plan.asked.gpus.gpus
     if not gpus or (plan.largest is None and not plan.guess):
-        return "goes to sbatch as it is"
+        return f"goes to {plan.asked.raw.program} as it is"
     return f"keeps its {gpus} whole GPUs" if gpus > 1 else "keeps its whole GPU"
 
 

@@ -11,10 +11,12 @@ from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.slurm.submit.gpu_options import (
     GpuWish,
     Wishes,
+    exported,
     gpu_wish,
     input_variables,
     merge_wishes,
     nodes_of,
+    tasks_on_node,
 )
 from slurm_gpumem.slurm.submit.sbatch import SBATCH
 from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, OptionSpec, sbatch_table
@@ -277,7 +279,13 @@ def key_of_script(asked: Submission) -> str:
     """What all runs of the job's script are known by."""
     from slurm_gpumem.submission.job.script_key import script_key
 
-    return script_key(asked.text, asked.command or asked.raw.line.script_args, os.environ)
+    return script_key(
+        asked.text,
+        asked.command or asked.raw.line.script_args,
+        exported(asked.options.get("export"), os.environ),
+        folder=asked.options.get("chdir") or "",
+        ranks=tasks_on_node(asked.options),
+    )
 
 
 def why_never_same(asked: Submission) -> str:

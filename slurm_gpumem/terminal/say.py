@@ -74,6 +74,9 @@ def run_program(body: Callable[[], int]) -> NoReturn:
     Python would take every module apart first, a seventh of a short command's time; no command leaves work to
     that: threads are daemons, files and folders are closed where they were opened.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: what is said goes nowhere, and not into a file that we open
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
     code = run_command(body)
     with suppress(OSError):  # nobody is there to be told
         sys.stderr.flush()

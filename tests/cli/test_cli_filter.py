@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 import pytest
 
 from slurm_gpumem.data import FILTER_COMMAND
+from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.formats.remembered import Recipe, write_remembered
 
@@ -63,6 +64,7 @@ def key_of(desk: Any, *argv: str) -> str:
 HEADS = [
     [GPU], ["#SBATCH --gres=gpu:a100:1"], ["#SBATCH --gpus=1"], ["#SBATCH -G a100:1"], [],
     ["#SBATCH --gpus-per-node=1"], ["#SBATCH -n1 --gpus-per-task=1"], ["#SBATCH --gres=shard:3"],
+    [GPU, "#SBATCH --gpu-freq=high"],
     ["#SBATCH --gres=gpu:2"], [GPU, "#SBATCH -n2"], [GPU, "#SBATCH -N2"], [GPU, "#SBATCH --exclusive"],
 ]  # fmt: skip
 ASKING = [MODEL, "#GPUMEM mem=12G", "#GPUMEM mem=3G exclusive-gpu=yes"]
@@ -70,6 +72,7 @@ WORDS = [
     ([], {}), (["--comment", "my words"], {}), (["--mem=3G", "-c", "3"], {}), (["--array=0-3%2"], {}),
     (["-p", "whole"], {}), (["--no-requeue", "--open-mode=truncate"], {}), (["-t", "10", "--nice=5"], {}),
     ([], {"SBATCH_GRES": "gpu:a100:1"}), ([], {"GPUMEM_MEM": "7G"}), ([], {"SBATCH_PARTITION": "whole"}),
+    ([], {"SBATCH_EXPORT": "ALL,LR=3"}), (["--export=NONE"], {}), (["-D", "/tmp"], {}), (["-N1", "-n4"], {}),
 ]  # fmt: skip
 CASES = [
     *((head, asks, [], {}) for head in HEADS for asks in ASKING[:2]),
@@ -81,17 +84,17 @@ CASES = [
 
 def test_forty_submissions_of_every_kind_ask_for_the_same_as_with_gpusbatch(known: Any) -> None:
     assert len(CASES) >= 40
-    known.script("job.sh", "python train.py --seed $1", GPU)
-    runs = {Recipe(key_of(known, "job.sh", "1"), "", "", "", ""): {"a100": [9000, 9100]}}
+    known.script("job.sh", "python train.py --seed $1 $LR", GPU)
+    runs = {Recipe(key_of(known, "job.sh", "2"), "", "", "", ""): {"a100": [9000, 9100]}}
     write_remembered(known.folder / "remembered.json", runs)
     shares = 0
     for head, asks, argv, env in CASES:
-        known.script("job.sh", "python train.py --seed $1", "\n".join([*head, asks]).strip())
+        known.script("job.sh", "python train.py --seed $1 $LR", "\n".join([*head, asks]).strip())
         ours, _ = submitted(known, GPUSBATCH, *argv, "job.sh", "2", **env)
         plain, told = submitted(known, "sbatch", *argv, "job.sh", "2", **env)
         assert plain == ours, (head, asks, argv, env, told)
         shares += "shard" in plain.get("TresPerNode", "")
-    assert shares >= 25
+    assert shares >= 35, shares
     for argv in (["--wrap", "python train.py"], ["--wrap", 'echo "it\'s"; true %d\n: $X \\']):
         words = ["--gres=gpu:1", "--comment", 'a "b" %41\\ c', *argv]
         ours, _ = submitted(known, GPUSBATCH, *words, GPUMEM_MEM="5G")
@@ -169,7 +172,7 @@ def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
     try:
         noted.write_text(f"{program}\n")
         for words in (["cpu.sh"], ["two.sh"], ["shards.sh"], ["--wrap", "true"]):
-            submitted(known, "sbatch", *words)
+            submitted(known, "sbatch", *words, GPUMEM_MODEL="", GPUMEM_MEM="", GPUMEM_TRACE="")
         submitted(known, "sbatch", "gpu.sh", GPUMEM="off")
         submitted(known, GPUSBATCH, "gpu.sh")
         submitted(known, GPUSBATCH, "two.sh")
@@ -184,7 +187,6 @@ def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
         assert not calls.exists()
         set_mode(site, "known")
         site.run(["srun", "-n1", "--gres=gpu:1", "true"], check=True)
-        submitted(known, "sbatch", "--test-only", "gpu.sh") if False else None
         assert re.fullmatch(r"srun \d+\n", calls.read_text())
     finally:
         noted.write_text(before)
@@ -197,6 +199,7 @@ def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
         ("/nowhere/gpumem", "our command failed"),
         ("echo gres=shard:3;:", "our command failed"),
         ("sleep 60;:", "took more than 3 seconds"),
+        ("sh -c 'sleep 300; echo done' ", "took more than 3 seconds"),
         ("kill -9 $$;:", "our command failed"),
         ("head -c 3000000 /dev/zero;:", "our command failed"),
     ],
@@ -206,7 +209,7 @@ def test_whatever_our_command_does_the_job_goes_as_it_was_typed(
 ) -> None:
     noted = site.layout.conf / FILTER_COMMAND
     before = noted.read_text()
-    known.script("gpu.sh", "true", GPU)
+    known.script("gpu.sh", "true", f"{GPU}\n#GPUMEM model=traces/a.txt")
     try:
         noted.write_text(f"{command}\n")
         found, told = submitted(known, "sbatch", "gpu.sh")
@@ -274,3 +277,87 @@ def test_a_named_pipe_as_the_script_does_not_hang_the_filter(known: Any) -> None
     found, _ = submitted(known, "sbatch", str(pipe))
     writer.join()
     assert found["TresPerNode"].endswith("gpu:1")
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+@pytest.mark.parametrize("program", ["sbatch", GPUSBATCH])
+def test_closed_streams_change_nothing(known: Any, closed: str, program: str) -> None:
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    found, told = submitted(known, "sh", "-c", f"{program} --parsable -H job.sh {closed}")
+    assert found["TresPerNode"].endswith("shard:3"), told
+    assert told.count("gpumem:") == ("2>" not in closed)
+
+
+def test_a_step_of_a_job_that_runs_gets_what_its_job_has(known: Any) -> None:
+    done = known.call(
+        "--parsable",
+        "-o",
+        "/dev/null",
+        "--gres=gpu:1",
+        "--wrap",
+        "sleep 60",
+        command="sbatch",
+        env={"GPUMEM": "off"},
+    )
+    known.jobs.append(done.stdout.strip())
+    wait_for_job(known.cluster, known.jobs[-1], ["RUNNING"])
+    words = [f"--jobid={known.jobs[-1]}", "--overlap", "true"]
+    for more in ([], ["--gres=gpu:1"]):
+        step = known.call(*more, *words, command="srun", env={"GPUMEM_MEM": "3G"} if not more else {})
+        assert (step.returncode, step.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", ["srun", "salloc"])
+def test_components_of_srun_and_salloc_stay_as_they_are(known: Any, program: str) -> None:
+    show = ["sh", "-c", "scontrol show job $SLURM_JOB_ID"] if program == "salloc" else ["true"]
+    words = ["-n1", "--gres=gpu:1", *([] if program == "salloc" else ["true"]), ":", "-n1", *show]
+    done = known.call(*words, command=program, env={"GPUMEM_MEM": "3G"})
+    assert done.returncode == 0, done.stderr
+    assert "shard" not in done.stdout
+    assert "asking for" not in done.stderr
+
+
+def test_a_slip_in_a_line_or_a_wrong_file_is_told_where_nothing_else_is(known: Any, site: Any) -> None:
+    set_mode(site, "opt-in")
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM memory=12G")
+    found, told = submitted(known, "sbatch", "job.sh")
+    assert (found["TresPerNode"][-5:], "did you mean 'mem'" in told) == ("gpu:1", True)
+    set_mode(site, "known")
+    known.script("job.sh", "true", GPU)
+    (known.folder / ".config").mkdir()
+    (known.folder / ".config/gpumem.toml").write_text("[sharing")
+    found, told = submitted(known, "sbatch", "job.sh")
+    assert (found["TresPerNode"][-5:], "gpumem.toml" in told) == ("gpu:1", True)
+
+
+def test_a_configuration_that_is_a_named_pipe_does_not_hang_the_filter(known: Any) -> None:
+    known.script("job.sh", "true", GPU)
+    pipe = known.folder / "pipe.toml"
+    os.mkfifo(pipe)
+    found, _ = submitted(known, "sbatch", "job.sh", GPUMEM_SITE_CONFIG=str(pipe))
+    assert "shard" not in found.get("TresPerNode", "")
+
+
+def test_more_arguments_than_slurm_can_write_down_in_time_are_not_handed_over(known: Any) -> None:
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    for number, said in ((3999, "asking for"), (4000, "too long")):
+        found, told = submitted(known, "sbatch", "job.sh", *map(str, range(number)))
+        assert said in told
+        assert found["TresPerNode"].endswith("shard:3") == (said == "asking for")
+
+
+def test_a_terminal_that_stops_what_writes_from_behind_is_no_obstacle(known: Any) -> None:
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    command = ["sh", "-c", "stty tostop; sbatch -H --parsable job.sh"]
+    done = known.call("-c", f"import pty; pty.spawn({command!r})", command=sys.executable)
+    known.jobs.append(done.stdout.split()[-1])
+    assert "asking for" in done.stdout
+    assert known.shown(known.jobs[-1])["TresPerNode"].endswith("shard:3")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root submits for others")
+def test_root_opens_no_files_of_those_for_whom_it_submits(known: Any) -> None:
+    known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    found, told = submitted(known, "sbatch", "--uid=nobody", "job.sh")
+    assert (found["TresPerNode"][-5:], told) == ("gpu:1", "")
+    assert submitted(known, "sbatch", "job.sh")[0]["TresPerNode"].endswith("shard:3")

@@ -60,6 +60,7 @@ def test_other_comments_draw_no_remark(play: Player, line: str) -> None:
         ({"mem_per_tres": "gres:gpu:2048"}, "--mem-per-gpu"),
         ({"ntasks_per_tres": 2}, "--ntasks-per-gpu"),
         ({"tres_bind": "gres/gpu:per_task:1"}, "--gpus-per-task"),
+        ({"tres_freq": "gpu:high"}, "--gpu-freq"),
         ({"het_job_offset": 0}, "heterogeneous"),
         ({"tres_per_node": "gres:mps:50"}, "not understood"),
         ({"tres_per_node": "gres:gpu:h100:1"}, "type h100"),

@@ -60,6 +60,8 @@ def test_a_job_with_at_most_one_gpu_can_share(
         (["--gpus-per-task=1", "-n", "4"], "it asks for 4 GPUs (--gpus-per-task)"),
         (["--gres=gpu:a100:1,gpu:h200:1"], "it asks for several kinds of GPUs"),
         (["--exclusive", "--gres=gpu:1"], "--exclusive takes whole nodes"),
+        (["--gpu-freq=high", "--gres=gpu:1"], "--gpu-freq is for whole GPUs"),
+        (["--gpu-bind=closest", "-G1"], "--gpu-bind is for whole GPUs"),
         (["-N", "2", "--gres=gpu:2"], "it asks for 2 GPUs on each of 2 nodes (--gres)"),
         (
             ["-N", "2", "--gpus=2"],

@@ -8,6 +8,7 @@ import stat
 from typing import Dict, List, NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.submit.sbatch import SBATCH
 from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, Option, read_command_line, sbatch_table
 from slurm_gpumem.slurm.submit.script import MAX_BYTES, BatchScript
 
@@ -26,7 +27,7 @@ class Filtered(NamedTuple):
 def read_filtered(text: bytes, program: str, submitter: int, stdin: Optional[int]) -> Filtered:
     """Take apart the options in Slurm's JSON; `submitter` is its process, `stdin` what that one reads."""
     try:
-        found = json.loads(text[:_MOST_BYTES].decode("utf-8", "surrogateescape"))
+        found = json.loads(os.fsdecode(text[:_MOST_BYTES]))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the options that Slurm handed over are no JSON: {error}") from None
     words = found.pop("argv", []) if isinstance(found, dict) else None
@@ -34,13 +35,13 @@ def read_filtered(text: bytes, program: str, submitter: int, stdin: Optional[int
         raise UsageError("the options that Slurm handed over are not as its filter describes them")
     options = tuple(_option(name, value) for name, value in found.items() if isinstance(value, str))
     script = None
-    if program == "sbatch" and "wrap" not in found:
+    if program == SBATCH and "wrap" not in found:
         script = _script(words[0]) if words else _from_standard_input(stdin)
     line = CommandLine(
         options,
         words[0] if words else None,
         tuple(words[1:]),
-        het_job=program == "sbatch" and _several_components(submitter),
+        het_job=_several_components(program, submitter),
     )
     return Filtered(program, line, script)
 
@@ -76,14 +77,15 @@ def _from_standard_input(fd: Optional[int]) -> Optional[BatchScript]:
         return None
 
 
-def _several_components(submitter: int) -> bool:
+def _several_components(program: str, submitter: int) -> bool:
     """Whether this is one component of a heterogeneous job: the options of one say nothing of the others."""
     try:
         with open(f"/proc/{submitter}/cmdline", "rb") as file:
             words: List[str] = [os.fsdecode(word) for word in file.read().split(b"\0")[1:-1]]
     except OSError:
         return False
-    return read_command_line(words, sbatch_table()).het_job
+    # srun looks for the next component behind its command, too.
+    return read_command_line(words, sbatch_table()).het_job if program == SBATCH else ":" in words
 
 
 def percent(value: str) -> str:

@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "clusters": "SBATCH_CLUSTERS",
     "cpus-per-gpu": "SBATCH_CPUS_PER_GPU",
     "exclusive": "SBATCH_EXCLUSIVE",
+    "export": "SBATCH_EXPORT",
     "gpus": "SBATCH_GPUS",
     "gpus-per-node": "SBATCH_GPUS_PER_NODE",
     "gpus-per-socket": "SBATCH_GPUS_PER_SOCKET",
@@ -170,6 +171,10 @@ def _why_whole(
 ) -> Optional[str]:
     if wishes.any_of("exclusive"):
         return "--exclusive takes whole nodes"
+    for name in ("gpu-bind", "gpu-freq"):
+        if wishes.get(name) not in (None, "none"):
+            # Slurm refuses the second beside shards; by the first, steps may find no GPU in them.
+            return f"--{name} is for whole GPUs"
     if wishes.any_of("tres-per-task"):
         return "--tres-per-task asks for its GPUs"
     nodes, tasks = nodes_of(wishes), tasks_on_node(wishes)
@@ -216,8 +221,8 @@ def job_environment(
     options: Wishes, environ: Mapping[str, str], name: str, task: Optional[ArrayTask] = None
 ) -> Dict[str, str]:
     """What the script of a job with these options would see on its first node."""
-    exported = _exported(options.get("export"), environ)
-    clean = {key: value for key, value in exported.items() if not key.startswith(_OF_SLURM)}
+    users = exported(options.get("export"), environ)
+    clean = {key: value for key, value in users.items() if not key.startswith(_OF_SLURM)}
     return {**clean, **_job_variables(options, environ, name), **_array_variables(task)}
 
 
@@ -231,7 +236,8 @@ def working_directory(options: Wishes) -> str:
     return os.path.abspath(options.get("chdir") or os.getcwd())
 
 
-def _exported(export: Optional[str], environ: Mapping[str, str]) -> Dict[str, str]:
+def exported(export: Optional[str], environ: Mapping[str, str]) -> Dict[str, str]:
+    """What a job has of its user's environment, by --export."""
     words = [word for word in (export or "ALL").split(",") if word]
     least = {"PATH": os.defpath, **{key: environ[key] for key in _KEPT if key in environ}}
     found = dict(environ) if "ALL" in words else dict(least)

@@ -1,24 +1,30 @@
 """What names a job without a model: its script and command, less what does not change its memory.
 
-Seeds, learning rates, epochs, paths and names are left out, except those of models, data and configurations;
-every other number counts, and so does the value of each variable that the script reads from the environment,
-and what programs and configurations hold that it names.
+Seeds, learning rates, epochs and where results go are left out; every other number, word and path counts, and
+so does the value of each variable that the script reads from the environment, and what programs and
+configurations hold that it names: of those that can be read, the folder does not count.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import Iterator, List, Mapping, Sequence
+from contextlib import suppress
+from typing import Dict, Iterator, List, Mapping, Sequence, Set
 
 from slurm_gpumem.formats.remembered import SCRIPT_MARK
 
 _IGNORED = re.compile(
     r"(?:.*[-_.])?(?:seed|lr|learning[-_]?rate|min[-_]?lr|weight[-_]?decay|wd|momentum|beta[12]|epochs?|"
-    r"max[-_]?steps|num[-_]?train[-_]?epochs|max[-_]?epochs|steps|iters?|iterations|warmup.*|patience|"
+    r"num[-_]?train[-_]?epochs|max[-_]?epochs|warmup.*|patience|"
     r"names?|id|tag|tags|notes?|project|entity|group|comment|run|exp|experiment|"
-    r"dir|directory|folder|path|root|out|output|log|logs|logdir|save|checkpoint|ckpt|resume|cache|"
-    r"port|addr|host|device|verbose|log[-_]?every|log[-_]?interval|save[-_]?every|save[-_]?interval)",
+    r"out|output|log|logs|logdir|save|checkpoint|ckpt|resume|cache|"
+    r"port|addr|host|log[-_]?every|log[-_]?interval|save[-_]?every|save[-_]?interval)|"
+    # Not any steps: those of a rollout or of an unrolled network lie in memory.
+    r"(?:(?:max|total|num[-_]?train|train(?:ing)?|eval|save|log(?:ging)?)[-_]?)*(?:steps|iters?|iterations)|"
+    # Nor any folder: most are those of data.
+    r"(?:.*[-_.])?(?:out(?:put)?|logs?|save|run|exp|experiment|checkpoints?|ckpt|cache|work(?:ing)?|results?|te?mp|"
+    r"scratch|wandb|tensorboard|resume|venv|env|conda|home)(?:[-_.].*)?[-_.]?(?:dir|directory|folder|path|root)",
     re.IGNORECASE,
 )
 """Options, keys and variables whose value does not decide the memory."""
@@ -37,11 +43,22 @@ _READ = (
 )  # fmt: skip
 """Files whose content counts, where they can be read."""
 _MOST_BYTES = 1 << 18
-_ASSIGNED = re.compile(r"-{0,2}\+{0,2}([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
-_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)")
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+# Longer names are no names, and would keep the expressions above busy.
+_ASSIGNED = re.compile(r"-{0,2}\+{0,2}([A-Za-z_][\w.-]{0,79})=(.*)", re.DOTALL)
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]{0,79})")
+_VARIABLE = re.compile(
+    r"\$\{oc\.env:(\w+)|\$\{?([A-Za-z_]\w*)|(?:environ(?:\.get)?[\[(]|getenv\()\s*['\"](\w+)"
+)
+_ALLOCATORS = (
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR", "TF_FORCE_GPU_ALLOW_GROWTH",
+)  # fmt: skip
+"""What frameworks read themselves, and what changes how much they take."""
+_QUOTES = re.compile(r"['\"\\]")
+_UNQUOTED = re.compile(r"[;&|()]+|[^\s;&|()]+")
+_REDIRECTED = re.compile(r"[0-9&]*>>?\|?&?(.*)", re.DOTALL)
 _NOT_THE_USERS = re.compile(
-    r"SLURM_.*|HOME|USER|LOGNAME|PATH|PWD|TMPDIR|HOSTNAME|SHELL|BASH.*|RANDOM|CONDA_.*"
+    r"SLURM_.*|HOME|USER|LOGNAME|(?:LD_LIBRARY_|PYTHON|MAN)?PATH|PWD|TMPDIR|HOSTNAME|SHELL|BASH.*|RANDOM|CONDA_.*|CUDA_VISIBLE_DEVICES"
 )
 _SESSION = (
     r"(?m)^[^#\n]*?(?<![\w.-])(?:jupyter(?:hub)?[- ](?:lab|notebook|server|singleuser)|"
@@ -64,74 +81,146 @@ def why_never_same(text: str, command: Sequence[str], *, pty: bool) -> str:
     return ""
 
 
-def script_key(text: str, args: Sequence[str], environ: Mapping[str, str]) -> str:
-    """A word for all runs of this script that need the same memory."""
+def script_key(
+    text: str, args: Sequence[str], environ: Mapping[str, str], *, folder: str = "", ranks: int = 1
+) -> str:
+    """A word for all runs of this script that need the same memory; `folder` is where it starts, by --chdir.
+
+    `ranks`: its tasks on one node, each of which has memory of its own.
+    """
     import hashlib
 
-    words: List[str] = []
-    for line in text.split("\n"):
+    words = _Words(environ, folder)
+    # Of one that is too long to be taken apart while somebody waits, all of it counts.
+    parts: List[str] = [text] if len(text) > _MOST_BYTES else []
+    for line in text.split("\n") if not parts else ():
         if line.strip() and not line.lstrip().startswith("#"):
-            words += [*_lasting(_words(line)), "\n"]
-    read = sorted({name for name in _VARIABLE.findall(text) if not _NOT_THE_USERS.fullmatch(name)})
-    values = [f"{name}={environ[name]}" for name in read if name in environ]
-    parts = [*words, "\0", *_lasting(args), "\0", *_lasting(values)]
+            parts += [*words.lasting(_split(line)), "\n"]
+    parts += ["\0", *words.lasting(args), "\0"]
+    words.read(text)
+    values = [
+        f"{name}={environ[name]}" for name in sorted({*words.variables, *_ALLOCATORS}) if name in environ
+    ]
+    parts += words.lasting(values)
+    if ranks > 1:
+        parts += ["\0", str(ranks)]
     joined = "\x1f".join(parts).encode("utf-8", "surrogateescape")
     return SCRIPT_MARK + hashlib.sha256(joined).hexdigest()[:15]
 
 
-def _words(line: str) -> List[str]:
-    import shlex
+def _split(line: str) -> List[str]:
+    # Only behind a blank a # begins a comment, which shlex does not know: ${name##*/}.
+    for end in (*(comment.start() for comment in re.finditer(r"\s#", line)), len(line)):
+        part = line[:end]
+        if not _QUOTES.search(part):
+            return _UNQUOTED.findall(part)  # much faster: scripts may have thousands of lines
+        import shlex
 
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:
-        return line.split()  # a quote that goes on in the next line
-
-
-def _lasting(words: Sequence[str]) -> Iterator[str]:
-    """The words without those that may differ from run to run."""
-    skip = counts = False
-    for word in words:
-        option, assigned = _OPTION.fullmatch(word), _ASSIGNED.fullmatch(word)
-        if skip and not word.startswith("-"):
-            skip = False
-            continue
-        if counts and not word.startswith("-"):
-            counts = False
-            yield _named(word)
-            continue
-        name = option[1] if option else assigned[1] if assigned else ""
-        counts = bool(name and _NAMES_NEED.fullmatch(name) and not _WRITES.fullmatch(name))
-        ignored = bool(name and not counts and _IGNORED.fullmatch(name))
-        skip = ignored and option is not None
-        if ignored:
-            continue
-        value = (_named if counts else _plain)(assigned[2]) if assigned else ""
-        yield f"{assigned[1]}={value}" if assigned else _plain(word)
+        words = shlex.shlex(part, posix=True, punctuation_chars=";&|()")
+        words.whitespace_split, words.commenters = True, ""
+        with suppress(ValueError):  # the # stands within quotes
+            return list(words)
+    return line.split()  # a quote that goes on in the next line
 
 
-def _named(word: str) -> str:
-    """The last part of a path."""
-    name = os.path.basename(word.rstrip("/"))
-    return _with_content(word, name) if name.endswith(_READ) else name
+class _Words:
+    """The words of a script in their order: what it assigns and enters counts for those that follow."""
 
+    def __init__(self, environ: Mapping[str, str], folder: str) -> None:
+        mine = {
+            name: value
+            for name, value in environ.items()
+            if name in ("HOME", "USER") or not _NOT_THE_USERS.fullmatch(name)
+        }
+        here = ""
+        with suppress(OSError):  # a folder that was removed: sbatch says so
+            here = os.getcwd()
+        self._folder = os.path.join(here, folder)
+        self._values: Dict[str, str] = {**mine, "SLURM_SUBMIT_DIR": here, "PWD": self._folder}
+        self.variables: Set[str] = set()
+        """Those that the script and the files that it names read."""
 
-def _plain(word: str) -> str:
-    """A path is what is in its file, or nothing."""
-    name = os.path.basename(word)
-    if name.endswith(_READ):
-        return _with_content(word, name)
-    return word if "/" not in word else ""
+    def read(self, text: str) -> None:
+        """Note which variables this program or configuration reads."""
+        for names in _VARIABLE.findall(text):
+            self.variables.update(name for name in names if name and not _NOT_THE_USERS.fullmatch(name))
 
+    def lasting(self, words: Sequence[str]) -> Iterator[str]:
+        """The words without those that may differ from run to run."""
+        ignored = counts = False
+        before = ""
+        for word in words:
+            last, before = before, word
+            option, assigned = _OPTION.fullmatch(word), _ASSIGNED.fullmatch(word)
+            redirected = _REDIRECTED.fullmatch(word)
+            if redirected:
+                ignored, counts = not redirected[1], False
+                continue
+            if ignored and not word.startswith("-"):
+                ignored = False
+                # --resume often has no value: the program or configuration may follow.
+                if _WRITES.fullmatch(last.lstrip("-")) or not word.endswith(_READ):
+                    continue
+            if len(word.split()) > 1:  # sh -c "python train.py"
+                yield from self.lasting(_split(word))
+                continue
+            if last in ("cd", "pushd"):
+                self._folder = os.path.join(self._folder, self._expanded(word))
+                continue
+            if last == "-m":
+                yield self._module(word)
+                continue
+            if counts and not word.startswith("-"):
+                counts = False
+                yield self._named(word)
+                continue
+            name = option[1] if option else assigned[1] if assigned else ""
+            counts = bool(name and _NAMES_NEED.fullmatch(name) and not _WRITES.fullmatch(name))
+            left_out = bool(name and not counts and _IGNORED.fullmatch(name))
+            ignored = left_out and option is not None
+            if assigned and not word.startswith(("-", "+")):
+                self._values[assigned[1]] = self._expanded(assigned[2])
+            if left_out:
+                continue
+            value = (self._named if counts else self._plain)(assigned[2]) if assigned else ""
+            yield f"{assigned[1]}={value}" if assigned else self._plain(word)
 
-def _with_content(path: str, name: str) -> str:
-    import hashlib
+    def _expanded(self, word: str) -> str:
+        def value(found: re.Match[str]) -> str:
+            return self._values.get(found[1] or found[2], found[0])
 
-    from slurm_gpumem.files import read_opened
+        # A \0, which no path has, is an error to what looks up ~user.
+        return os.path.expanduser(re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, word).replace("\0", ""))
 
-    try:
-        handle = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        content = read_opened(handle, most_bytes=_MOST_BYTES)
-    except (OSError, ValueError):
-        return name  # not there, or none that one can read
-    return f"{name}:{hashlib.sha256(content).hexdigest()[:15]}"
+    def _named(self, word: str) -> str:
+        """A name or a path, whatever variables it is written with."""
+        name = self._expanded(word).rstrip("/")
+        return self._plain(word) if name.endswith(_READ) else name
+
+    def _plain(self, word: str) -> str:
+        """What is in a file; of other paths, and of files that nobody can read here, where they are."""
+        path = self._expanded(word).partition(">")[0]
+        if path.endswith(_READ):
+            return self._content(path) or os.path.normpath(os.path.join(self._folder, path))
+        if path.startswith(("./", "../")):
+            return os.path.normpath(os.path.join(self._folder, path))
+        return word
+
+    def _module(self, word: str) -> str:
+        """What is in a module beside the script; an installed one by its name."""
+        path = word.replace(".", "/")
+        found = self._content(f"{path}.py") or self._content(f"{path}/__main__.py")
+        return f"{word} {found}"
+
+    def _content(self, path: str) -> str:
+        import hashlib
+
+        from slurm_gpumem.files import read_opened
+
+        try:
+            handle = os.open(os.path.join(self._folder, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            content = read_opened(handle, most_bytes=_MOST_BYTES)
+        except (OSError, ValueError):
+            return ""  # not there, or none that one can read
+        self.read(content.decode("utf-8", "replace"))
+        return f"{os.path.basename(path)}:{hashlib.sha256(content).hexdigest()[:15]}"
