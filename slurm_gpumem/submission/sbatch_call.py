@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.submission import RawInput
 
 _NAME_BYTES = 40
+_REMEMBERED = "remembered"
 _TAKEN_OUT = REPLACED - {"gres"}
 """--gres on the command line overrides the script's and the environment's; nothing takes these back."""
 
@@ -134,6 +135,8 @@ def _request(plan: Plan) -> CommentRecord:
     estimate, activity = (largest.estimate, largest.activity) if largest else (None, None)
     settings, options = plan.asked.settings, plan.asked.options
     used = estimate.utilization if estimate else None
+    counted = activity.utilization if activity else None
+    alone = counted if counted and counted.source == _REMEMBERED else used
     job = _job(plan)
     # Slurm requeues batch jobs only.
     requeue = plan.asked.raw.program == SBATCH and not options.any_of("no-requeue")
@@ -145,9 +148,9 @@ def _request(plan: Plan) -> CommentRecord:
         gpu=(estimate.gpu if estimate else request.gpu_type if request else plan.workload.script_gpu) or "",
         batch=job.batch_size if job else None,
         shards=request.units if request and not request.whole_gpu else 0,
-        sm=round(used.sm_active) if used and used.is_known else None,
+        sm=round(alone.sm_active) if alone and alone.is_known else None,
         dram=round(used.dram_active) if used else None,
-        sm_by="remembered" if used and used.source == "remembered" else "",
+        sm_by=_REMEMBERED if alone and alone.source == _REMEMBERED else "",
         slow=f"{activity.limit:g}" if activity else "",
         on_oom="requeue" if requeue else "fail",
         mode="observe" if plan.asked.observed else "",

@@ -61,6 +61,19 @@ def test_earlier_runs_decide_with_a_margin_that_shrinks_with_their_number(
     assert "asking for a whole GPU" in alone.stderr
 
 
+def test_what_earlier_runs_kept_busy_is_recorded_so_that_reports_can_say_what_sharing_gained(
+    desk: Any,
+) -> None:
+    desk.script("job.sh", "python train.py --batch-size 64", HEAD)
+    key = _record(desk.call("--dry-run", "job.sh").stdout).fingerprint
+    recipe = Recipe(key, "", "", "", "")
+    file = desk.folder / "remembered.json"
+    write_remembered(file, {recipe: {"a100": [10000]}}, {recipe: {"a100": [30]}})
+    done = desk.call("--dry-run", "job.sh", env={"GPUMEM_REMEMBERED": str(file)})
+    record = _record(done.stdout)
+    assert (record.estimator, record.sm, record.sm_by) == ("remembered", 30, "remembered"), done.stderr
+
+
 def test_a_site_may_share_first_runs_by_a_size_of_its_own(desk: Any) -> None:
     desk.script("job.sh", "python train.py --batch-size 64", HEAD)
     done = desk.call("--dry-run", "job.sh", env={"GPUMEM_SHARING_FIRST_RUN_MIB": "8192"})
