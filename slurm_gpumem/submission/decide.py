@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import List
+
 from slurm_gpumem.errors import NotEstimatedError, SlurmError, UsageError, not_estimated
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.slurm.gres import gres_word
+from slurm_gpumem.slurm.submit.gpu_options import has_gpu_step
 from slurm_gpumem.submission.candidate_gpus import find_candidates
 from slurm_gpumem.submission.job.slots import check_slot
 from slurm_gpumem.submission.needs import estimate_needs
@@ -98,11 +101,14 @@ def _by_earlier_runs(asked: Submission) -> Plan:
     """A share by what earlier runs of the script measured; its own options where it has not run yet."""
     from slurm_gpumem.accounting.new_runs import note_new_runs
 
-    key = key_of_script(asked)
+    named: List[str] = []
+    key = key_of_script(asked, named)
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
     if asked.gpus.gpus != 1 or asked.gpus.keep_whole or asked.gpus.shared_gres:
         return plan._replace(kept_because=asked.gpus.keep_whole or "it asks for no single GPU")
     unlike = why_never_same(asked)
+    if any(map(has_gpu_step, named)):
+        unlike = "an srun in a script that it starts asks for a GPU itself"
     if unlike:
         return plan._replace(kept_because=unlike)
     note_new_runs()

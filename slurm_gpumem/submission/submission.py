@@ -275,8 +275,8 @@ def read_workload(asked: Submission) -> Workload:
     return Workload(resolved.summary, resolved.job, batch_from, notes=resolved.notes)
 
 
-def key_of_script(asked: Submission) -> str:
-    """What all runs of the job's script are known by."""
+def key_of_script(asked: Submission, named: Optional[List[str]] = None) -> str:
+    """What all runs of the job's script are known by; what files hold that it names is added to `named`."""
     from slurm_gpumem.submission.job.script_key import script_key
 
     return script_key(
@@ -285,6 +285,7 @@ def key_of_script(asked: Submission) -> str:
         exported(asked.options.get("export"), os.environ),
         folder=asked.options.get("chdir") or "",
         ranks=tasks_on_node(asked.options),
+        named=named,
     )
 
 

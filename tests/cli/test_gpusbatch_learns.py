@@ -61,6 +61,21 @@ def test_earlier_runs_decide_with_a_margin_that_shrinks_with_their_number(
     assert "asking for a whole GPU" in alone.stderr
 
 
+def test_a_script_that_starts_one_with_a_gpu_step_keeps_its_whole_gpu(desk: Any) -> None:
+    desk.script("inner.sh", "srun --gres=gpu:1 python train.py")
+    desk.script("job.sh", "bash inner.sh", HEAD)
+    key = _record(desk.call("--dry-run", "job.sh").stdout).fingerprint
+    file = desk.folder / "remembered.json"
+    write_remembered(file, {Recipe(key, "", "", "", ""): {"a100": [10000]}})
+    done = desk.call("--dry-run", "job.sh", env={"GPUMEM_REMEMBERED": str(file)})
+    assert "an srun in a script that it starts asks for a GPU itself" in done.stderr
+    assert "shard:" not in done.stdout
+    desk.script("inner.sh", "srun python train.py")
+    key = _record(desk.call("--dry-run", "job.sh").stdout).fingerprint
+    write_remembered(file, {Recipe(key, "", "", "", ""): {"a100": [10000]}})
+    assert "shard:" in desk.call("--dry-run", "job.sh", env={"GPUMEM_REMEMBERED": str(file)}).stdout
+
+
 def test_what_earlier_runs_kept_busy_is_recorded_so_that_reports_can_say_what_sharing_gained(
     desk: Any,
 ) -> None:

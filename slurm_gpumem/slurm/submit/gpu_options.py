@@ -191,10 +191,14 @@ def _why_whole(
         return f"its {tasks} tasks may run on several nodes (-N 1 would share)"
     if tasks > 1 and nodes > 1:
         return f"it runs {tasks} tasks on one GPU{each} (--ntasks-per-node=1 would share)"
-    if script is not None and "srun" in script.text() and re.search(_INNER_SRUN, script.text()):
-        # Such a step is refused in an allocation that has shards only.
+    if script is not None and has_gpu_step(script.text()):
         return f"an srun in {script.name} asks for a GPU itself"
     return None
+
+
+def has_gpu_step(script: str) -> bool:
+    """Whether an srun in it asks for a GPU: in an allocation that has shards only, such a step is refused."""
+    return "srun" in script and re.search(_INNER_SRUN, script) is not None
 
 
 def _gres_items(wishes: Wishes) -> Sequence[str]:

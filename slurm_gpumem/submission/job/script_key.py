@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from typing import Dict, Iterator, List, Mapping, Sequence, Set
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.formats.remembered import SCRIPT_MARK
 
@@ -82,15 +82,22 @@ def why_never_same(text: str, command: Sequence[str], *, pty: bool) -> str:
 
 
 def script_key(
-    text: str, args: Sequence[str], environ: Mapping[str, str], *, folder: str = "", ranks: int = 1
+    text: str,
+    args: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    folder: str = "",
+    ranks: int = 1,
+    named: Optional[List[str]] = None,
 ) -> str:
     """A word for all runs of this script that need the same memory; `folder` is where it starts, by --chdir.
 
-    `ranks`: its tasks on one node, each of which has memory of its own.
+    `ranks`: its tasks on one node, each of which has memory of its own. What the files hold that it names is
+    added to `named`.
     """
     import hashlib
 
-    words = _Words(environ, folder)
+    words = _Words(environ, folder, [] if named is None else named)
     # Of one that is too long to be taken apart while somebody waits, all of it counts.
     parts: List[str] = [text] if len(text) > _MOST_BYTES else []
     for line in text.split("\n") if not parts else ():
@@ -126,7 +133,8 @@ def _split(line: str) -> List[str]:
 class _Words:
     """The words of a script in their order: what it assigns and enters counts for those that follow."""
 
-    def __init__(self, environ: Mapping[str, str], folder: str) -> None:
+    def __init__(self, environ: Mapping[str, str], folder: str, named: List[str]) -> None:
+        self._named_files = named
         mine = {
             name: value
             for name, value in environ.items()
@@ -222,5 +230,7 @@ class _Words:
             content = read_opened(handle, most_bytes=_MOST_BYTES)
         except (OSError, ValueError):
             return ""  # not there, or none that one can read
-        self.read(content.decode("utf-8", "replace"))
+        text = content.decode("utf-8", "replace")
+        self._named_files.append(text)
+        self.read(text)
         return f"{os.path.basename(path)}:{hashlib.sha256(content).hexdigest()[:15]}"
