@@ -358,6 +358,6 @@ def test_a_terminal_that_stops_what_writes_from_behind_is_no_obstacle(known: Any
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root submits for others")
 def test_root_opens_no_files_of_those_for_whom_it_submits(known: Any) -> None:
     known.script("job.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
-    found, told = submitted(known, "sbatch", "--uid=nobody", "job.sh")
+    found, told = submitted(known, "sbatch", "--uid=daemon", "job.sh")
     assert (found["TresPerNode"][-5:], told) == ("gpu:1", "")
     assert submitted(known, "sbatch", "job.sh")[0]["TresPerNode"].endswith("shard:3")
