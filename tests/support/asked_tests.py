@@ -215,7 +215,9 @@ class _Plugin:
         self._tell("start", item.nodeid)
         began = time.monotonic()
         yield
-        self._told_ran(item.nodeid, round(time.monotonic() - began, 3), "slurm" in item.keywords)
+        self._told_ran(
+            item.nodeid, round(time.monotonic() - began, 3), item.get_closest_marker("slurm") is not None
+        )
 
     def _told_ran(self, name: str, seconds: float, with_daemons: bool) -> None:
         if self._notes is not None:
