@@ -164,7 +164,8 @@ _CALLS: Dict[str, Callable[[Tensor], Any]] = {
         )
         for shape in ((64, 96), (3, 5, 7, 10)) for name in (
             "relu", "gelu", "silu", "elu", "celu", "selu", "mish", "glu", "hardswish", "hardsigmoid",
-            "tanhshrink", "softplus", "leaky_relu", "logsigmoid", "softsign", "relu6", "hardtanh", "softmin", "normalize",
+            "tanhshrink",
+            "softplus", "leaky_relu", "logsigmoid", "softsign", "relu6", "hardtanh", "softmin", "normalize",
         )
     },
     **{
