@@ -13,7 +13,7 @@ from typing import Callable, Dict, Iterator, List
 import pytest
 
 from slurm_gpumem import estimate
-from slurm_gpumem.accounting.types import JobRow
+from slurm_gpumem.accounting.types import JobRow, JobTotals, Waster
 from slurm_gpumem.report.columns import FIELDS, columns, note
 from slurm_gpumem.report.html.page import page
 from slurm_gpumem.report.job import detail_json, job_lines
@@ -66,6 +66,12 @@ def _shown() -> Dict[str, str]:
         shown[f"table {width}"] = "\n".join(table_lines(rows, named, header=True, style=style))
     for name, some in (("all", rows), ("observed", rows[60:80]), ("one", rows[:1]), ("others", rows[80:])):
         shown[f"summary {name}"] = "\n".join(summary_lines(made_jobs.summary(some), (), ""))
+    for used in (1800.0, 3996.0):  # more than were held, too
+        total = JobTotals("", jobs=2, cpu_held_s=3600.0, cpu_used_s=used)
+        wasters = [
+            Waster("usr1", 1, 20480 * held_s, 5120 * held_s, 7) for held_s in (36_000.0, 360.0, 10.0, 1.0)
+        ]
+        shown[f"summary of CPUs {used}"] = "\n".join(summary_lines(total, wasters, ""))
     groups = made_jobs.by(rows, lambda row: row.user)
     shown["groups"] = "\n".join([*group_lines("user", groups, header=True), footer(made_jobs.summary(rows))])
     for number in (0, 1):
