@@ -1,12 +1,12 @@
-"""Do the tests notice? Changes one token of the product at random, and runs the tests without daemons for it.
+"""Do the tests notice? Changes one token of the product at random, and runs the tests for it.
 
 make mutants [N=60] [SEED=1] [ARGS="slurm_gpumem/node ..."]
 
-First every test runs once in a copy of the checkout whose functions note which statements were run; that is
-kept in .cache as long as neither the product nor the test's file change. Then each change is made in a copy,
-one copy per core, and the tests that run its statement are asked, shortest first, until one fails; a test
-that fails without the change, too, does not count. A test that no longer ends has noticed. Printed is the
-share that was noticed, and every change that was not.
+First every test of `make test` runs once in a copy of the checkout whose functions note which statements
+were run, by whomever; that is kept in .cache as long as neither the product nor the test's file change. Then
+each change is made in a copy, one copy per core, and tests that run its statement are asked, up to three
+minutes of them, until one fails; a test that fails without the change, too, does not count. A test that no
+longer ends has noticed. Printed is the share that was noticed, and every change that was not.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ from tests.support.asked_tests import NOTES, marked
 ROOT = Path(__file__).resolve().parents[1]
 _NOTES = "slurm_gpumem/statements_run.py"
 _OPERATORS = {
-    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Lt: ("<", ">="), ast.LtE: ("<=", ">"),
+    ast.Gt: (">", "<="), ast.GtE: (">=", "<"), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
     ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.Add: ("+", "-"), ast.Sub: ("-", "+"),
     ast.Mult: ("*", "//"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.And: ("and", "or"), ast.Or: ("or", "and"),
 }  # fmt: skip
+_BOUNDS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
+"""Where something is counted: other figures hardly ever meet their bound."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def changes(path: str, text: str) -> Iterator[Change]:
             continue
         if isinstance(node, ast.Compare):
             for left, kind, right in zip([node.left, *node.comparators], node.ops, node.comparators):
-                yield from between(left, right, _OPERATORS[type(kind)])
+                counts = _counts(left) or _counts(right)
+                words = (_BOUNDS if counts and type(kind) in _BOUNDS else _OPERATORS)[type(kind)]
+                yield from between(left, right, words)
         elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             yield from between(node.left, node.right, _OPERATORS[type(node.op)])
         elif isinstance(node, ast.BoolOp):
@@ -101,10 +105,16 @@ def changes(path: str, text: str) -> Iterator[Change]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
             yield whole(node, str(not node.value))
         elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-            yield whole(node, str(node.value + 1))
+            yield whole(node, str(2 * node.value + 1))
         elif isinstance(node, ast.Return) and ast.unparse(node) not in ("return", "return None"):
             assert node.value is not None
             yield whole(node.value, "None")
+
+
+def _counts(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int)
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
 
 
 def _text_of_all() -> Dict[str, str]:
@@ -179,6 +189,17 @@ class Copy:
         return code, [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What a test ran, and how long."""
+
+    seconds: float
+    shared: float
+    """Seconds of what another test had done for it."""
+    with_daemons: bool
+    packed: bytes
+
+
 class Runs:
     """Which statements of functions each test runs, and how long it takes."""
 
@@ -194,10 +215,10 @@ class Runs:
             self._statements[name] = [(*pair, count + number) for number, pair in enumerate(lines)]
             count += len(lines)
         self._count = count
-        key = hashlib.sha256(json.dumps(self._product).encode()).hexdigest()[:16]
+        key = hashlib.sha256(json.dumps([Ran.__doc__, self._product]).encode()).hexdigest()[:16]
         self.folder = ROOT / ".cache" / "mutants" / key
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.tests: Dict[str, Tuple[float, bytes]] = {}
+        self.tests: Dict[str, Ran] = {}
         self._imported = bytes(count)
         """What some test's file runs when it is loaded."""
 
@@ -223,64 +244,100 @@ class Runs:
                     copy.write(name, text)
                 (copy.folder / _NOTES).unlink()
         for name in self._tests:
-            for _, test, seconds, packed in json.loads(self._kept(name).read_text()):
+            for _, test, seconds, shared, with_daemons, packed in json.loads(self._kept(name).read_text()):
+                noted = zlib.decompress(base64.b64decode(packed))
                 if test:
-                    self.tests[test] = seconds, base64.b64decode(packed)
+                    self.tests[test] = Ran(seconds, shared, with_daemons, zlib.compress(noted, 1))
                 else:
-                    loaded = zlib.decompress(base64.b64decode(packed))
-                    self._imported = bytes(map(int.__or__, self._imported, loaded))
+                    self._imported = bytes(map(int.__or__, self._imported, noted))
 
     def _measure_one(self, copy: Copy, name: str) -> None:
         _, told = copy.asked([], [name], 900, str(copy.folder / ".cache" / "ran"))
         self._kept(name).write_text(json.dumps([one for one in told if one[0] == "ran"]))
 
     def to_ask(self, change: Change) -> List[List[str]]:
-        """Tests that run the statement, first those that run little but its module; then others of that.
+        """Tests that run the statement, first those that are short and run little else; with daemons last.
 
-        Of what is no function's statement: those that run the module, then those of modules that import it.
+        Of what is no function's statement: those that run a statement that names it; if none does, those that
+        run the module.
         """
-        around = [one for one in self._statements[change.path] if one[0] <= change.line <= one[1]]
-        module = self._that_run([change.path])
-        if around:
-            number = max(around, key=lambda one: (one[0], -one[1]))[2]
-            first = [name for name in module if zlib.decompress(self.tests[name][1])[number]]
-            then = list(module)
-            if not first and not self._imported[number]:
-                return []
-        else:
-            name = change.path[: -len(".py")].replace("/", ".")
-            importers = [path for path, text in self._product.items() if f"from {name} import" in text]
-            first, then = list(module), list(self._that_run(importers))
-        close = sorted(first, key=lambda name: -module[name])[:40]
-        shortest = [
-            self._shortest(first, 4, 20),
-            self._shortest(first, 10**6, 40),
-            self._shortest(then, 4, 15),
+        modules, numbers = {change.path}, self._around(change)
+        if not numbers:
+            modules, numbers = self._that_name(change)
+        worth = self._worth(modules, numbers) or self._worth(modules, [])
+        return [
+            self._chosen(worth, seconds, daemons)
+            for seconds, daemons in ((15.0, False), (100.0, False), (70.0, True))
         ]
-        return [self._shortest(close, 10**6, 15), *shortest]
 
-    def _that_run(self, modules: Sequence[str]) -> Dict[str, float]:
-        """Tests that run a statement of these, and the share of what they run that is theirs."""
+    def _around(self, change: Change) -> List[int]:
+        around = [one for one in self._statements[change.path] if one[0] <= change.line <= one[1]]
+        return [max(around, key=lambda one: (one[0], -one[1]))[2]] if around else []
+
+    def _that_name(self, change: Change) -> Tuple[Set[str], List[int]]:
+        """The statements of functions that name what is defined here, and their modules."""
+        tree = ast.parse(self._product[change.path])
+        around = [
+            one
+            for one in ast.walk(tree)
+            if isinstance(one, ast.stmt) and one.lineno <= change.line <= (one.end_lineno or 0)
+        ]
+        names = {
+            name
+            for one in around[-1:]
+            for name in (
+                [one.name]
+                if isinstance(one, (ast.FunctionDef, ast.ClassDef))
+                else [
+                    part.id
+                    for part in ast.walk(one)
+                    if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+                ]
+            )
+        }
+        modules, numbers = set(), []
+        for path, text in self._product.items():
+            if path != change.path and f"{change.path[:-3].replace('/', '.')} import" not in text:
+                continue
+            for line, row in enumerate(text.splitlines(), 1):
+                if names & set(re.findall(r"\w+", row)):
+                    within = [one for one in self._statements[path] if one[0] <= line <= one[1]]
+                    if within:
+                        modules.add(path)
+                        numbers.append(max(within, key=lambda one: (one[0], -one[1]))[2])
+        return modules or {change.path}, numbers
+
+    def _worth(self, modules: Set[str], numbers: List[int]) -> Dict[str, float]:
+        """Tests that run one of the statements (or the modules), and how soon each should be asked.
+
+        A test says more about these modules the less it runs of others, and costs its time; the second of
+        several tests of a kind says less than the first.
+        """
         spans = [(ids[0][2], ids[-1][2] + 1) for ids in map(self._statements.__getitem__, modules) if ids]
-        found = {}
-        for name, (_, packed) in self.tests.items():
-            ran = zlib.decompress(packed)
+        worth = {}
+        for name, test in self.tests.items():
+            ran = zlib.decompress(test.packed)
             theirs = sum(ran.count(1, *span) for span in spans)
-            if theirs:
-                found[name] = theirs / ran.count(1)
-        return found
+            if any(map(ran.__getitem__, numbers)) if numbers else theirs:
+                worth[name] = theirs / ran.count(1) / (test.seconds + test.shared + 0.1)
+        kinds: Counter[str] = Counter()
+        for name in sorted(worth, key=lambda name: -worth[name]):
+            kind = name.partition("[")[0]
+            worth[name] *= 0.6 ** kinds[kind]
+            kinds[kind] += 1
+        return worth
 
-    def _shortest(self, tests: List[str], of_a_file: int, seconds: float) -> List[str]:
-        files: Dict[str, List[str]] = {}
-        for name in sorted(tests, key=lambda one: self.tests[one][0]):
-            files.setdefault(name.partition("::")[0], []).append(name)
-        chosen: List[str] = []
-        for names in sorted(files.values(), key=lambda names: self.tests[names[0]][0]):
-            for name in names[:of_a_file]:
-                seconds -= self.tests[name][0]
-                if seconds > 0 or not chosen:
-                    chosen.append(name)
-        return chosen
+    def _chosen(self, worth: Dict[str, float], seconds: float, with_daemons: bool) -> List[str]:
+        """At least one; tests of a file together."""
+        chosen: Dict[str, List[str]] = {}
+        for name in sorted(worth, key=lambda name: -worth[name]):
+            test, file = self.tests[name], name.partition("::")[0]
+            if test.with_daemons == with_daemons:
+                costs = test.seconds + (0.0 if file in chosen else test.shared + 0.3)
+                if costs < seconds or not chosen:
+                    seconds -= costs
+                    chosen.setdefault(file, []).append(name)
+        return [name for names in chosen.values() for name in names]
 
 
 def in_parallel(copies: List[Copy], work: Sequence[Any], done: Callable[[Copy, Any], None]) -> None:
@@ -351,8 +408,10 @@ class Answers:
     def _failed(self, copy: Copy, tests: List[str]) -> str:
         """The first that failed or did not end."""
         files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
-        usual = sum(self._runs.tests[name][0] for name in tests) + 2 * len(files)
-        code, told = copy.asked(tests, files, 60 + 4 * usual)
+        usual = sum(
+            self._runs.tests[name].seconds + self._runs.tests[name].shared for name in tests
+        ) + 2 * len(files)
+        code, told = copy.asked(tests, files, 40 + 4 * usual)
         for word, name, *_ in told:
             if word == "failed":
                 return f"failed {name}"
@@ -375,6 +434,7 @@ def main() -> None:
     drawn = random.Random(options.seed).sample(found, min(options.number, len(found)))
     runs = Runs(texts)
     with tempfile.TemporaryDirectory(prefix="copies-", dir=runs.folder.parent) as folder:
+        os.chmod(folder, 0o755)  # users of jobs run its programs
         copies = [Copy(Path(folder, str(number))) for number in range(options.workers)]
         runs.measure(copies)
         answers = Answers(runs, texts, len(drawn))

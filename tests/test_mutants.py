@@ -20,7 +20,7 @@ TEXT = """def f(a: int = 1, *b) -> int:
 def test_one_token_is_changed_at_a_time_and_no_type() -> None:
     made = list(changes("f.py", TEXT))
     assert sorted((one.line, one.old, one.new) for one in made) == [
-        (1, "1", "2"), (2, "!=", "=="), (2, "2", "3"), (2, "and", "or"), (3, "-", "+"), (3, "3", "4"),
+        (1, "1", "3"), (2, "!=", "=="), (2, "2", "5"), (2, "and", "or"), (3, "-", "+"), (3, "3", "7"),
         (3, "a - 3", "None"),
     ]  # fmt: skip
     assert all(TEXT[one.start :].startswith(one.old) for one in made)

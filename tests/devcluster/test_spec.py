@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from slurm_gpumem.devcluster.cluster import ClusterState, load, save
-from slurm_gpumem.devcluster.config import Place, gres_conf, slurm_conf
-from slurm_gpumem.devcluster.spec import ClusterSpec, Layout, NodeSpec, default_nodes
+from slurm_gpumem.devcluster.config import (
+    Place,
+    cgroup_conf,
+    gres_conf,
+    site_config,
+    slurm_conf,
+    slurmdbd_conf,
+)
+from slurm_gpumem.devcluster.spec import ClusterSpec, Layout, NodeSpec, Undivided, default_nodes
 from slurm_gpumem.errors import DevClusterError, UsageError
+from tests.support.kept import assert_kept
 
 STATE = Path("/somewhere")
 
@@ -37,18 +45,29 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
         ClusterSpec(**{"state": STATE, **fields})
 
 
-def test_whole_gpus_can_have_nodes_of_their_own() -> None:
-    spec = ClusterSpec(nodes=default_nodes(3), whole_nodes=("n3",), state=STATE)
-    place = Place("host", "me", False, 1, {"n1": 2, "n2": 3, "n3": 4}, 5, ["/dev/tty0"] * 4)
-    text = slurm_conf(spec, Layout(STATE), place, (22, 5))
-    assert "PartitionName=gpu Nodes=n1,n2 " in text
-    assert "PartitionName=whole Nodes=n3 " in text
-
-
-def test_a_node_without_gpus_has_no_line_in_gres_conf() -> None:
-    spec = ClusterSpec(nodes=(NodeSpec("c1", gpus=0), NodeSpec("n1", gpus=1)), state=STATE)
-    place = Place("host", "me", False, 1, {"c1": 2, "n1": 3}, 5, ["/dev/tty0"])
-    assert "c1" not in gres_conf(spec, place)
+def test_files_of_every_kind_of_cluster_are_what_they_were() -> None:
+    nodes = (
+        NodeSpec("c1", gpus=0),
+        NodeSpec("n1", gpus=1, instances=(Undivided("a100_1g.5gb", 3, 4864, "1g.5gb"),)),
+    )
+    specs = {
+        "plain": ClusterSpec(state=STATE),
+        "mps": ClusterSpec(nodes=default_nodes(1, gpus=1), gres="mps", mps_per_gpu=50, state=STATE),
+        "mixed": ClusterSpec(nodes=nodes, accounting=True, hooks=True, cli_filter=True, state=STATE),
+        "whole": ClusterSpec(nodes=default_nodes(3), whole_nodes=("n3",), cred_expire_s=5, state=STATE),
+        "own lines": ClusterSpec(extra_conf=("KillWait=7", "NodeSet=a Nodes=n1"), state=STATE),
+        "Lua": ClusterSpec(job_submit_lua="/a/job_submit.lua", slurm_root=Path("/tree"), state=STATE),
+    }
+    ports = {name: 2 + number for number, name in enumerate(("c1", "n1", "n2", "n3"))}
+    written = {}
+    for name, spec in specs.items():
+        for root, version in ((False, (22, 5)), (True, (24, 11)), (True, (26, 5))):
+            place = Place("host", "me", root, 1, ports, 9, [f"/dev/tty{number}" for number in range(12)])
+            texts = [slurm_conf(spec, Layout(STATE), place, version), gres_conf(spec, place)]
+            texts += [cgroup_conf(version), slurmdbd_conf(Layout(STATE), place)]
+            texts.append(site_config(spec, Layout(STATE)))
+            written[f"{name} {version} {root}"] = "\n".join(texts)
+    assert_kept(Path(__file__).with_name("files.json"), written)
 
 
 def test_the_state_is_read_back_as_it_was_written(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from slurm_gpumem.estimators.allocator.allocator import FREE
 from slurm_gpumem.estimators.allocator.tape import Tape
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
-from slurm_gpumem.estimators.structural.estimator import StepPlan, estimate, replay, simulate
+from slurm_gpumem.estimators.structural.estimator import StepPlan, estimate, rebuild, replay, simulate
 from slurm_gpumem.estimators.structural.layers import convolutions, layers
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
@@ -70,7 +70,9 @@ def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs: 0)
     gpu = H200._replace(cublas_workspace_bytes=0)
     summary = read_summary(DATA / f"{name}-{columns}.txt")
+    rebuild.cache_clear()
     rebuilt = simulate(summary, job, gpu)[1].stats.peak_allocated
+    rebuild.cache_clear()
     tolerance = 0.05 if columns == "full" else 0.08
     assert rebuilt == pytest.approx(traced, rel=tolerance), (
         f"{rebuilt / MIB:.1f} against {traced / MIB:.1f} MiB"
@@ -86,15 +88,6 @@ def test_parts_add_up_to_the_peak_and_the_floor_leaves_out_fragmentation() -> No
     assert result.request_mib > result.peak_mib
 
 
-@pytest.mark.parametrize(("part", "precision"), [(0, "fp32"), (1, "amp-bf16"), (2, "bf16")])
-def test_every_real_summary_of_every_format_gets_an_estimate(part: int, precision: str) -> None:
-    job = TrainingJob(batch_size=8, precision=precision, optimizer="sgd-momentum")
-    for name, text in list(real_summaries().items())[part::3]:
-        result = estimate(read_summary(text), job, H200)
-        assert sum(result.parts.values()) == result.peak_mib, name
-        assert 500 < result.peak_mib < 200_000, name
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -106,42 +99,6 @@ def test_every_real_summary_of_every_format_gets_an_estimate(part: int, precisio
 )
 def test_resnet50_needs_the_same_whichever_tool_wrote_its_summary(other: str) -> None:
     assert peak(other) == pytest.approx(peak("torchinfo-1.8.0-full-resnet50.txt"), rel=0.1)
-
-
-def test_memory_grows_with_the_batch_whatever_batch_the_summary_was_made_with() -> None:
-    name = "torchinfo-1.8.0-depth20-resnet50.txt"
-    sizes = [peak(name, batch_size=batch) for batch in (8, 32, 128)]
-    assert sizes == sorted(sizes)
-    assert sizes[2] - sizes[1] > 2.5 * (sizes[1] - sizes[0])
-
-
-def test_half_precision_activations_take_less_and_weights_stay() -> None:
-    name = "torchinfo-1.8.0-depth20-resnet50.txt"
-    summary = read_summary(real_summaries()[name])
-    full = estimate(summary, TrainingJob(batch_size=64), H200)
-    half = estimate(summary, TrainingJob(batch_size=64, precision="amp-bf16"), H200)
-    assert half.parts["weights"] == full.parts["weights"]
-    assert half.parts["activations"] < 0.65 * full.parts["activations"]
-
-
-def test_optimizer_states_are_copies_of_the_parameters() -> None:
-    summary = read_summary(real_summaries()["torchinfo-1.8.0-depth20-resnet50.txt"])
-    held = {
-        name: estimate(summary, TrainingJob(batch_size=64, optimizer=name), H200).parts["optimizer"]
-        for name in ("sgd", "sgd-momentum", "adam")
-    }
-    weights = summary.total_params * 4 / MIB
-    assert held["sgd"] == 0
-    assert held["sgd-momentum"] == pytest.approx(weights, rel=0.05)
-    assert held["adam"] == pytest.approx(2 * weights, rel=0.05)
-
-
-def test_accumulated_gradients_live_through_the_forward_pass() -> None:
-    summary = read_summary(real_summaries()["torchinfo-1.8.0-depth20-resnet50.txt"])
-    once = estimate(summary, TrainingJob(batch_size=32), H200)
-    often = estimate(summary, TrainingJob(batch_size=32, grad_accumulation=4), H200)
-    gradients = summary.total_params * 4 / MIB
-    assert often.floor_mib - once.floor_mib == pytest.approx(gradients, rel=0.3)
 
 
 def test_checkpointed_blocks_keep_their_input_and_are_computed_again() -> None:
@@ -156,13 +113,6 @@ def test_checkpointed_blocks_keep_their_input_and_are_computed_again() -> None:
     left = [replay(walk.tape, plan._replace(steps=steps)).stats.allocated for steps in (1, 4)]
     # Blocks may hold up to a MiB more than was asked for, and differ from step to step in that.
     assert left[1] == pytest.approx(left[0], rel=0.05)
-
-
-def test_a_text_without_shapes_says_which_input_was_assumed() -> None:
-    summary = read_summary(real_summaries()["print-torch-print-resnet50.txt"])
-    result = estimate(summary, TrainingJob(batch_size=32), H200)
-    assert any("assumed input: an image of 224 x 224" in line for line in result.assumptions)
-    assert result.request_mib >= 1.3 * result.peak_mib
 
 
 def test_hidden_blocks_are_assumed_and_widen_the_request() -> None:

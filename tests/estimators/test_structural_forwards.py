@@ -8,12 +8,11 @@ from typing import Counter as Counted
 import pytest
 
 from slurm_gpumem.estimators.corrected.estimator import strange_layers
-from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.layers.class_names import drops, named
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
+from tests.support.kept_steps import simulated
 
 RULE = "=" * 100 + "\n"
 BATCH = 32
@@ -24,7 +23,7 @@ def _walk(rows: str, precision: str = "fp32") -> Walk:
     columns = "Input Shape               Output Shape             "
     text = f"{RULE}Layer (type:depth-idx)  {columns}  Param #\n{RULE}{rows}{RULE}"
     job = TrainingJob(BATCH, precision=precision)
-    return simulate(read_summary(text), job, find_gpu("h200"))[0]
+    return simulated(read_summary(text), job)[0]
 
 
 def _kept(rows: str, precision: str = "fp32") -> Counted[int]:

@@ -6,12 +6,11 @@ from typing import Tuple
 
 import pytest
 
-from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary, Shape
+from tests.support.kept_steps import simulated
 
 RULE = "=" * 90 + "\n"
 
@@ -27,7 +26,7 @@ def summary_of(rows: str, input_mb: str = "", pass_mb: str = "1.00") -> ModelSum
 
 
 def walk_of(rows: str, input_mb: str = "", pass_mb: str = "1.00") -> Walk:
-    return simulate(summary_of(rows, input_mb, pass_mb), TrainingJob(32), find_gpu("h200"))[0]
+    return simulated(summary_of(rows, input_mb, pass_mb), TrainingJob(32))[0]
 
 
 def input_of(rows: str, last: str) -> Shape:

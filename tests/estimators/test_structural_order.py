@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 from slurm_gpumem.estimators.allocator.allocator import FREE
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.structural.estimator import Replay, simulate
+from slurm_gpumem.estimators.structural.estimator import Replay
 from slurm_gpumem.estimators.structural.layers.convolutions import (
     convolution_bytes,
     convolution_of,
@@ -19,6 +19,7 @@ from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.trace_types import Convolution
 from slurm_gpumem.units import MIB
+from tests.support.kept_steps import simulated
 
 RULE = "=" * 100 + "\n"
 BATCH = 32
@@ -28,7 +29,7 @@ H200 = find_gpu("h200")
 def _step(rows: str, precision: str = "fp32", batch: int = BATCH) -> Tuple[Walk, Replay]:
     columns = "Input Shape            Output Shape           Param #"
     text = f"{RULE}Layer (type:depth-idx)  {columns}\n{RULE}{rows}{RULE}"
-    return simulate(read_summary(text), TrainingJob(batch, precision=precision), H200)
+    return simulated(read_summary(text), TrainingJob(batch, precision=precision))
 
 
 def _sizes(walk: Walk) -> List[int]:

@@ -14,6 +14,7 @@ from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
+from tests.support.kept_steps import simulated
 from tests.support.measured_texts import texts_of
 
 RULE = "=" * 100 + "\n"
@@ -23,7 +24,7 @@ BATCH = 32
 def _walk(rows: str, columns: str, precision: str = "fp32") -> Walk:
     text = f"{RULE}Layer (type:depth-idx)  {columns}  Param #\n{RULE}{rows}{RULE}"
     job = TrainingJob(BATCH, precision=precision)
-    return simulate(read_summary(text), job, find_gpu("h200"))[0]
+    return simulated(read_summary(text), job)[0]
 
 
 def _saved(walk: Walk) -> int:

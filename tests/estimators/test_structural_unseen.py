@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
+from tests.support.kept_steps import simulated
 
 HEAD = """\
 ==========================================================================================
@@ -24,7 +23,7 @@ TAIL = "========================================================================
 def _saved(rows: str, precision: str = "fp32") -> int:
     """Bytes that the forward pass keeps."""
     job = TrainingJob(batch_size=64, precision=precision)
-    walk, _ = simulate(read_summary(HEAD + rows + TAIL), job, find_gpu("h200"))
+    walk, _ = simulated(read_summary(HEAD + rows + TAIL), job)
     tape = walk.tape
     kept = {store for op in tape.ops for store in (*op.saved, *op.kept)}
     return sum(tape.sizes[store] for store in kept)
@@ -59,5 +58,5 @@ def test_dropout_of_whole_channels_keeps_one_number_a_channel() -> None:
 def test_a_layer_that_gives_or_takes_a_single_number_is_no_error(kind: str) -> None:
     layers = (Layer("MyLoss", outputs=((),), inputs=((8, 64),)), Layer(kind, outputs=((),), inputs=((),)))
     summary = ModelSummary(format="gpumem", layers=layers, batch=8, input_shapes=((8, 64),))
-    walk, _ = simulate(summary, TrainingJob(batch_size=8), find_gpu("h200"))
+    walk, _ = simulated(summary, TrainingJob(batch_size=8))
     assert walk.tape.ops

@@ -7,16 +7,20 @@ import random
 import time
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable, Dict, Iterator, List
 
 import pytest
 
-from slurm_gpumem.accounting.types import JobRow
+from slurm_gpumem import estimate
+from slurm_gpumem.accounting.types import JobRow, JobTotals, Waster
 from slurm_gpumem.report.columns import FIELDS, columns, note
 from slurm_gpumem.report.html.page import page
 from slurm_gpumem.report.job import detail_json, job_lines
 from slurm_gpumem.report.listing import TableStyle, footer, table_lines
+from slurm_gpumem.report.script_trace import rank_notes, trace_lines
 from slurm_gpumem.report.summary import group_lines, summary_lines
+from slurm_gpumem.summaries.reader import read_summary
 from tests.accounting import made_jobs
 from tests.support.kept import assert_kept
 
@@ -62,6 +66,12 @@ def _shown() -> Dict[str, str]:
         shown[f"table {width}"] = "\n".join(table_lines(rows, named, header=True, style=style))
     for name, some in (("all", rows), ("observed", rows[60:80]), ("one", rows[:1]), ("others", rows[80:])):
         shown[f"summary {name}"] = "\n".join(summary_lines(made_jobs.summary(some), (), ""))
+    for used in (1800.0, 3996.0):  # more than were held, too
+        total = JobTotals("", jobs=2, cpu_held_s=3600.0, cpu_used_s=used)
+        wasters = [
+            Waster("usr1", 1, 20480 * held_s, 5120 * held_s, 7) for held_s in (36_000.0, 360.0, 10.0, 1.0)
+        ]
+        shown[f"summary of CPUs {used}"] = "\n".join(summary_lines(total, wasters, ""))
     groups = made_jobs.by(rows, lambda row: row.user)
     shown["groups"] = "\n".join([*group_lines("user", groups, header=True), footer(made_jobs.summary(rows))])
     for number in (0, 1):
@@ -71,8 +81,35 @@ def _shown() -> Dict[str, str]:
         ]
         shown[f"jobs {number}"] = "\n".join([*lines, *(note(row) for row in part)])
     shown["page"] = page(made_jobs.source(rows[:60]))
+    shown["traces"] = _traces()
     shown["job's json"] = "\n".join(_plain(detail_json(made_jobs.detail(row), 1024)) for row in rows)
     return shown
+
+
+def _traces() -> str:
+    """What is said of traced commands."""
+    dice, said = random.Random(2), []
+    summary = read_summary(Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.json")
+    for number in range(200):
+        estimated = estimate(summary, gpu=dice.choice(("a100", "v100")), gpus=dice.choice((None, 4)))
+        facts = {
+            "kind": dice.choice(("training", "training", "inference")), "passes": dice.randrange(3),
+            "steps": dice.randrange(3), "ended": dice.random() < 0.5,
+            "grown_bytes": dice.choice((0, 1 << 20, 1 << 22)),
+            "phases": dice.sample(["forward", "backward", "optimizer", "evaluate", "checkpoint"], 3),
+            "unfinished": dice.choice(("", "2 of 30 epochs")), "failure": dice.choice(("", "no\nfile " * 30)),
+            "onward_failure": dice.choice(("", "none left", "x\ny" * 90)),
+        }  # fmt: skip
+        changed = [f"/home/u/{'long ' * dice.randrange(9)}{name}" for name in range(dice.randrange(6))]
+        private = {
+            "files": dice.choice(("overlay", "landlock", "")), "why": dice.choice(("", "old kernel")),
+        }  # fmt: skip
+        traced = SimpleNamespace(
+            facts=facts, seconds=number / 7, ranks=dice.randrange(1, 4), changed=changed, private=private
+        )
+        said += trace_lines("python train.py" * dice.randrange(1, 9), summary, traced, estimated, 1024)
+        said += rank_notes(summary, traced)
+    return "\n".join(said)
 
 
 def _plain(value: object) -> str:

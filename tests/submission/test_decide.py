@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import pytest
 
@@ -43,6 +45,7 @@ from slurm_gpumem.submission.submission import (
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import TracedScript
+from tests.support.kept import assert_kept
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -97,35 +100,51 @@ def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:
     assert made.reserved_mib == find_gpu("a100").memory_mib // 4
 
 
+SMALL = GpuKind("t4", 15, 15360, 2, 3.5, 2, 60_000)
+POLICIES = (
+    SharingPolicy(),
+    SharingPolicy(mode="observe"),
+    SharingPolicy(max_slowdown=1.0),
+    SharingPolicy(max_slowdown=100.0, gres="mps"),
+)
+CANDIDATES: List[Dict[str, Any]] = [
+    {},
+    {"whole_nodes": "big"},
+    {"kinds": (UNDIVIDED,)},
+    {"kinds": (A100, SMALL), "gpu_keeps_off_shards": False},
+    {"kinds": (SMALL,)},
+]
+
+
+@pytest.mark.parametrize("own", [{}, {"mem": "10G"}, {"exclusive_gpu": "yes"}], ids=str)
 @pytest.mark.parametrize(
-    ("job", "candidates", "gres", "reason"),
+    "words",
     [
-        (asked(mem="10G", policy=SharingPolicy(mode="observe")), {}, None, "the site only observes"),
-        (asked("--gres=shard:3", mem="10G"), {}, None, "its own --gres=shard:3 stays"),
-        (asked("--gres=gpu:2", mem="10G"), {}, None, "it asks for 2 GPUs"),
-        (asked("--exclusive", mem="10G"), {}, "gpu:1", "--exclusive takes whole nodes"),
-        (asked("-G1", mem="10G"), {"whole_nodes": "big"}, None, "partition big gives whole nodes"),
-        (asked(mem="10G"), {"whole_nodes": "big"}, "gpu:1", "partition big gives whole nodes"),
-        (asked(mem="10G"), {"kinds": (UNDIVIDED,)}, "gpu:1", "partition gpu has no shards"),
-        (asked("-G1", mem="10G"), {"kinds": (UNDIVIDED,)}, None, "partition gpu has no shards"),
-        (asked(exclusive_gpu="yes"), {}, "gpu:1", "as --exclusive-gpu asks"),
-        (
-            asked("-G1", exclusive_gpu="yes"),
-            {"gpu_keeps_off_shards": False},
-            "shard:a100:40",
-            "as --exclusive-gpu asks",
-        ),
-        (asked("--gres=gpu:2", exclusive_gpu="yes"), {}, None, "it asks for 2 GPUs"),
-        (asked(mem="10G"), {"activity": 1.0}, "gpu:1", "a slowdown of 1.15 is out of reach"),
-        (asked(mem="10G"), {"activity": 0.5}, "shard:20", "20 of 40 shards on an a100"),
+        "",
+        "--gres=shard:3",
+        "--gres=gpu:2",
+        "--exclusive",
+        "-G1",
+        "-n2 -c3",
+        "--mem=9G",
+        "--gres=gpu:a100:1 -a1-9",
     ],
 )
-def test_every_other_decision_has_its_reason(
-    job: Submission, candidates: Any, gres: Optional[str], reason: str
-) -> None:
-    made = plan(job, **candidates)
-    assert (made.request.gres if made.request else None) == gres
-    assert reason in made.reason
+def test_every_plan_is_what_it_was_with_its_reason(own: Dict[str, str], words: str) -> None:
+    shown = {}
+    for (number, policy), (kinds, candidates), activity, gib in itertools.product(
+        enumerate(POLICIES), enumerate(CANDIDATES), (None, 0.5, 1.0), (1, 39, 64)
+    ):
+        try:
+            made = plan(asked(*words.split(), policy=policy, **own), gib, activity=activity, **candidates)
+        except DoesNotFitError as error:
+            told = str(error)
+        else:
+            call = build_call(made)
+            told = repr((call, made.reason, submission_line(made), submission_json(decision_of(made, call))))
+        shown[f"{number} {kinds} {activity} {gib}"] = told
+    kept = {f"{own} {words}": json.dumps(shown, indent=0)}
+    assert_kept(Path(__file__).with_name("plans.json"), kept)
 
 
 def test_memory_that_no_gpu_has_is_refused_unless_the_gpu_is_the_jobs_own() -> None:

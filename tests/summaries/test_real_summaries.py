@@ -104,14 +104,6 @@ def test_the_batch_is_found(saved: Saved) -> None:
     assert read(saved).batch == saved.batch
 
 
-NAMED = select(tool=("torchinfo", "print"))
-
-
-@pytest.mark.parametrize("saved", NAMED, ids=ids(NAMED))
-def test_the_root_gives_the_name(saved: Saved) -> None:
-    assert read(saved).name == saved.name
-
-
 DEEP = (
     "bert",
     "gpt2",
@@ -134,88 +126,6 @@ def test_a_tree_cut_at_a_depth_is_recognised(saved: Saved) -> None:
     assert any("depth=20" in warning for warning in summary.warnings)
     # Nothing is lost: the blocks carry the parameters of what they hide.
     assert sum(layer.params for layer in summary.layers) in (saved.params, saved.params_by_module)
-
-
-UNCUT = select(tool="torchinfo", label=("depth20", "full", "columns"))
-
-
-@pytest.mark.parametrize("saved", UNCUT, ids=ids(UNCUT))
-def test_a_whole_tree_hides_nothing(saved: Saved) -> None:
-    assert read(saved).hidden == ()
-
-
-def test_a_block_that_is_cut_off_keeps_its_class() -> None:
-    summary = parse(one("torchinfo-1.8.0-depth3-gpt2"), origin="gpt2")
-    assert [layer.kind for layer in summary.hidden] == ["GPT2Block"] * 3
-    assert "3 x GPT2Block" in " ".join(summary.warnings)
-
-
-def test_a_shared_module_counts_once() -> None:
-    summary = parse(one("torchinfo-1.8.0-full-shared"), origin="shared")
-    inner = [layer for layer in summary.layers if layer.name == "inner"]
-    assert [(layer.params, layer.repeated) for layer in inner] == [(1056, False), (0, True), (0, True)]
-    assert all(layer.outputs == ((4, 32),) for layer in inner)
-
-
-def test_a_layer_that_forward_never_calls_is_marked() -> None:
-    summary = parse(one("torchinfo-1.6.6-columns-transformer"), origin="transformer")
-    assert [layer.kind for layer in summary.layers if not layer.called and layer.repeated] == [
-        "LayerNorm"
-    ] * 4
-
-
-def test_variable_names_become_paths() -> None:
-    summary = parse(one("torchinfo-1.8.0-full-resnet18"), origin="resnet18")
-    names = {layer.name: layer.kind for layer in summary.layers}
-    assert names["layer2.0.downsample.0"] == "Conv2d"
-    assert names["fc"] == "Linear"
-
-
-def test_frozen_layers_are_told_apart() -> None:
-    summary = parse(one("torchinfo-1.8.0-full-frozen"), origin="frozen")
-    assert {layer.kind: layer.trainable for layer in summary.layers if layer.params} == {
-        "Conv2d": False,
-        "GroupNorm": False,
-        "Linear": True,
-    }
-
-
-@pytest.mark.parametrize("version", ["0.1.5", "1.5.4", "1.6.6"])
-def test_old_kernel_shapes_lose_their_channels(version: str) -> None:
-    summary = parse(one(f"torchinfo-{version}-columns-resnet18"), origin="resnet18")
-    assert next(layer for layer in summary.layers if layer.kind == "Conv2d").kernel == (7, 7)
-
-
-def test_the_weights_of_attention_that_old_tools_leave_out_are_added() -> None:
-    summary = parse(one("torchinfo-1.6.6-columns-transformer"), origin="transformer")
-    attention = next(layer for layer in summary.layers if layer.kind == "MultiheadAttention")
-    assert attention.params == 4 * 64 * 65
-    assert "params" in attention.derived
-
-
-def test_weights_that_may_be_tied_are_pointed_out() -> None:
-    summary = parse(one("torchinfo-1.8.0-depth20-gpt2"), origin="gpt2")
-    assert "may be one weight of 38,597,376 parameters" in " ".join(summary.remarks)
-
-
-def test_what_needs_nobodys_doing_is_no_warning() -> None:
-    assert parse(one("torchinfo-1.8.0-depth20-gpt2"), origin="gpt2").warnings == ()
-    assert parse(one("torchinfo-1.6.6-columns-transformer"), origin="transformer").warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("stem", "needle"),
-    [
-        ("torchsummary-1.5.1-open-gru", "does not count the parameters of GRU"),
-        ("torchsummary-1.5.1-open-swin", "windows"),
-        ("torchsummary-1.5.1-open-frozen", "frozen"),
-        ("print-torch-print-t5", "does not show the parameters of T5LayerNorm"),
-        ("print-torch-print-unet", "activations are unknown"),
-        ("torchinfo-1.8.0-no-input-bert", "activations are unknown"),
-    ],
-)
-def test_what_a_tool_leaves_out_is_said(stem: str, needle: str) -> None:
-    assert needle in " ".join(parse(one(stem), origin=stem).warnings)
 
 
 def test_a_warning_is_short_enough_to_be_read() -> None:

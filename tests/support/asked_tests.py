@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import base64
+import ctypes
+import functools
 import json
 import mmap
 import os
@@ -15,12 +17,17 @@ import signal
 import sys
 import time
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Hashable, Iterator, List, Optional, Set, Tuple
 
 import pytest
 
-WANTED = "not slurm and not timing and not long"
+WANTED = "not timing and not long"
+"""As in `make test`."""
+_SUBREAPER = 36
+_MOST_NOTED = 300
+"""Results of one function: a note takes longer than most of what is asked so often."""
 _OPENED = """
 _ran_ = {{}}
 try:
@@ -79,17 +86,98 @@ def marked(text: str, first: int, notes: Path) -> Tuple[str, List[Tuple[int, int
     return ast.unparse(tree), lines
 
 
+class _Notes:
+    """Which statements were run since the test began; also of what an earlier test left done for this one."""
+
+    def __init__(self, file: str) -> None:
+        with open(file, "r+b") as opened:
+            self._ran = mmap.mmap(opened.fileno(), 0)
+        self._of: Dict[Hashable, Tuple[float, bytes]] = {}
+        self._said: Set[Hashable] = set()
+        self.shared = 0.0
+        """Seconds of what it found done."""
+        self.take()
+
+    def take(self) -> bytes:
+        """Begins anew."""
+        self._said, self.shared = set(), 0.0
+        ran, self._ran[:] = self._ran[:], bytes(len(self._ran))
+        return ran
+
+    @contextmanager
+    def once(self, key: Hashable) -> Iterator[None]:
+        """What is done when it is first asked for is noted for all who ask."""
+        if key in self._said:
+            yield
+            return
+        said, before, shared = set(self._said), self._ran[:], self.shared
+        self.take()
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            own = self._ran[:]
+            if key in self._of:
+                shared += self._of[key][0]
+            else:
+                self._of[key] = time.monotonic() - began, zlib.compress(own, 1)
+            for ran in (before, zlib.decompress(self._of[key][1])):
+                own = (int.from_bytes(own, "big") | int.from_bytes(ran, "big")).to_bytes(len(own), "big")
+            self._ran[:], self._said, self.shared = own, {*said, key}, shared
+
+    def forget(self, key: Hashable) -> None:
+        """It is done anew."""
+        self._of.pop(key, None)
+
+    def in_caches(self) -> None:
+        """Of results that functions remember. Before anything of ours is imported."""
+        plain = functools.lru_cache
+
+        def lru_cache(maxsize: Any = 128, typed: bool = False) -> Any:
+            def decorate(function: Any) -> Any:
+                cached = plain(maxsize, typed)(function)
+                keys: Set[Hashable] = set()
+                if not function.__module__.startswith(("slurm_gpumem", "tests")):
+                    return cached
+
+                @functools.wraps(cached)
+                def asked(*words: Any, **named: Any) -> Any:
+                    key = (id(cached), words, *sorted(named.items()))
+                    if key not in keys and len(keys) >= _MOST_NOTED:
+                        return cached(*words, **named)
+                    keys.add(key)
+                    with self.once(key):
+                        return cached(*words, **named)
+
+                for name in ("cache_clear", "cache_info", "cache_parameters"):
+                    setattr(asked, name, getattr(cached, name, None))
+                return asked
+
+            return lru_cache()(maxsize) if callable(maxsize) else decorate
+
+        functools.lru_cache = lru_cache
+        from tests.support import on_demand
+
+        result = on_demand._Asked.result
+
+        def noted(one: Any, timeout: Optional[float] = None) -> Any:
+            with self.once(one):
+                return result(one, timeout)
+
+        on_demand._Asked.result = noted  # type: ignore[method-assign,assignment]
+
+
 class _Plugin:
     """Asks chosen tests in their order, or all; writes what happened."""
 
     def __init__(self, asked: Dict[str, Any]) -> None:
         self._order = {name: number for number, name in enumerate(asked["tests"])}
         self._out = open(asked["out"], "w")  # noqa: SIM115  until the process ends
-        self._ran: Optional[mmap.mmap] = None
+        self._notes: Optional[_Notes] = None
+        self._shared: Set[Any] = set()
         if asked.get("ran"):
-            with open(asked["ran"], "r+b") as opened:
-                self._ran = mmap.mmap(opened.fileno(), 0)
-                self._ran[:] = bytes(len(self._ran))
+            self._notes = _Notes(asked["ran"])
+            self._notes.in_caches()
 
     def _tell(self, *words: object) -> None:
         print(json.dumps(words), file=self._out, flush=True)
@@ -100,7 +188,7 @@ class _Plugin:
             items.sort(key=lambda one: self._order[one.nodeid])
 
     def pytest_collection_finish(self) -> None:
-        self._told_ran("", 0.0)
+        self._told_ran("", 0.0, False)
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -111,16 +199,38 @@ class _Plugin:
             self._tell("failed", report.nodeid)
 
     @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        """What a fixture of several tests does is noted for each of them."""
+        if self._notes is None or fixturedef.scope == "function":
+            yield
+        else:
+            self._notes.forget(fixturedef)
+            self._shared.add(fixturedef)
+            with self._notes.once(fixturedef):
+                yield
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: Any) -> None:
+        for definitions in item._fixtureinfo.name2fixturedefs.values():
+            for one in self._shared.intersection(definitions):
+                if self._notes is not None and one.cached_result is not None:
+                    with self._notes.once(one):
+                        pass
+
+    @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         self._tell("start", item.nodeid)
         began = time.monotonic()
         yield
-        self._told_ran(item.nodeid, round(time.monotonic() - began, 3))
+        self._told_ran(
+            item.nodeid, round(time.monotonic() - began, 3), item.get_closest_marker("slurm") is not None
+        )
 
-    def _told_ran(self, name: str, seconds: float) -> None:
-        if self._ran is not None:
-            self._tell("ran", name, seconds, base64.b64encode(zlib.compress(self._ran[:])).decode())
-            self._ran[:] = bytes(len(self._ran))
+    def _told_ran(self, name: str, seconds: float, with_daemons: bool) -> None:
+        if self._notes is not None:
+            shared = round(self._notes.shared, 3)
+            ran = base64.b64encode(zlib.compress(self._notes.take())).decode()
+            self._tell("ran", name, seconds, shared, with_daemons, ran)
 
 
 def _run(asked: Dict[str, Any]) -> int:
@@ -134,7 +244,33 @@ def _run(asked: Dict[str, Any]) -> int:
     return int(pytest.main([*words, *asked["files"]], plugins=[_Plugin(asked)]))
 
 
+def _ends(pid: int) -> Optional[int]:
+    """Its status once it has ended; other processes that came to us end here, too."""
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if ended == pid:
+            return status
+        if not ended:
+            return None
+
+
+def _end_all() -> None:
+    """Daemons, too: whatever a test started and left has become a child of this process, or does so now."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as opened:
+            children = opened.read().split()
+        if not children:
+            return
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+            os.waitpid(int(child), 0)
+
+
 def serve() -> None:
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     for name in ("torch", "numpy", "hypothesis", "jinja2", "sympy", "xdist"):
         __import__(name)
     for line in sys.stdin:
@@ -147,17 +283,12 @@ def serve() -> None:
             finally:
                 os._exit(code)
         until = time.monotonic() + asked["seconds"]
-        ended, status = 0, 0
-        while not ended and time.monotonic() < until:
+        status = None
+        while status is None and time.monotonic() < until:
             time.sleep(0.01)
-            ended, status = os.waitpid(pid, os.WNOHANG)
-        try:
-            os.killpg(pid, signal.SIGKILL)  # what its tests left, too
-        except ProcessLookupError:
-            pass
-        if not ended:
-            os.waitpid(pid, 0)
-        print(json.dumps(os.WEXITSTATUS(status) if ended else None), flush=True)
+            status = _ends(pid)
+        _end_all()
+        print(json.dumps(None if status is None else os.waitstatus_to_exitcode(status)), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 import warnings
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +91,24 @@ def _attention(
     return attend
 
 
+def _large(x: Tensor, shape: Sequence[int]) -> Tensor:
+    return (x[:1, :1] + torch.zeros(tuple(shape), device=x.device)) * 0.5
+
+
+def _convolution(places: int, groups: int, stride: int, turned: bool) -> Callable[[Tensor], Tensor]:
+    name = f"conv{'_transpose' * turned}{places}d"
+
+    def convolve(x: Tensor) -> Tensor:
+        weight = _large(x, (16, 16 // groups, *[3] * places))
+        made = getattr(F, name)(
+            _large(x, (4, 16, *[12] * places)), weight, x[0], stride=stride, groups=groups
+        )
+        assert isinstance(made, Tensor)
+        return made
+
+    return convolve
+
+
 def _matrices(x: Tensor) -> Tensor:
     return x @ x.t() + torch.eye(4, device=x.device)
 
@@ -135,6 +153,62 @@ _CALLS: Dict[str, Callable[[Tensor], Any]] = {
     "cross": lambda x: F.cross_entropy(x, _tokens(x)[:, 0]), "transform": lambda x: torch.fft.fft2(x).abs(),
     "stft": lambda x: torch.stft(x, 8, return_complex=True).abs(),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x), "outer": lambda x: torch.outer(x[0], x[1]),
+    **{
+        f"attention of {size}, {heads}, {mask}, {drop}": _attention(size, heads, mask, dropout_p=drop)
+        for size in (40, 72, 128, 136, 256, 264) for heads in (1, 4) for mask in (False, True)
+        for drop in (0.0, 0.1)
+    },
+    **{
+        f"{name} of {shape}": lambda x, name=name, shape=shape: getattr(F, name)(
+            _large(x, shape)
+        )
+        for shape in ((64, 96), (3, 5, 7, 10)) for name in (
+            "relu", "gelu", "silu", "elu", "celu", "selu", "mish", "glu", "hardswish", "hardsigmoid",
+            "tanhshrink",
+            "softplus", "leaky_relu", "logsigmoid", "softsign", "relu6", "hardtanh", "softmin", "normalize",
+        )
+    },
+    **{
+        f"{name} of {shape}": lambda x, name=name, shape=shape: getattr(torch, name)(
+            _large(x, shape)
+        )
+        for shape in ((64, 96), (70000,)) for name in (
+            "exp", "log1p", "sqrt", "sin", "erf", "abs", "sigmoid", "sum", "mean", "std", "prod", "max",
+            "argmax", "sort", "nonzero", "clone", "median", "var",
+        )
+    },
+    **{
+        f"{name} of {kind}": lambda x, name=name, kind=kind: getattr(F, name)(
+            _large(x, (64, 10)), torch.zeros(64, 10, device=x.device), reduction=kind
+        )
+        for kind in ("none", "mean", "sum") for name in (
+            "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
+            "soft_margin_loss", "poisson_nll_loss", "cross_entropy",
+        )
+    },
+    **{
+        f"{'transposed ' * turned}convolution {places}, {groups}, {stride}": _convolution(
+            places, groups, stride, turned
+        )
+        for places in (1, 2, 3) for groups in (1, 4) for stride in (1, 2) for turned in (False, True)
+    },
+    **{
+        f"{name}{places}d": lambda x, name=name, places=places: getattr(F, f"{name}{places}d")(
+            _large(x, (2, 4, *[6] * places)), 2
+        )
+        for places in (1, 2, 3) for name in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+    },
+    "batch norm": lambda x: F.batch_norm(_large(x, (8, 4, 6, 6)), None, None, training=True),
+    "instance norm": lambda x: F.instance_norm(_large(x, (8, 4, 6, 6))),
+    "group norm": lambda x: F.group_norm(_large(x, (8, 4, 6, 6)), 2),
+    "layer norm": lambda x: F.layer_norm(_large(x, (8, 4, 96)), (96,)),
+    "scattered": lambda x: x.scatter_add(1, _tokens(x), x[:, :3]), "chosen": lambda x: x[x.detach() > 0.5],
+    "product of batches": lambda x: torch.bmm(_large(x, (8, 64, 32)), _large(x, (8, 32, 128))),
+    "large product": lambda x: _large(x, (1000, 512)) @ _large(x, (512, 3000)),
+    "linear": lambda x: F.linear(_large(x, (7, 785, 64)), _large(x, (96, 64)), _large(x, (96,))),
+    "padded": lambda x: F.pad(_large(x, (2, 4, 6, 6)), (1, 1, 2, 2), mode="reflect"),
+    "pairs": lambda x: F.cosine_similarity(x, x.flip(0)),
+    "shuffled": lambda x: F.pixel_shuffle(_large(x, (1, 8, 4, 4)), 2),
 }  # fmt: skip
 
 

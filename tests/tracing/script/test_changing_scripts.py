@@ -10,6 +10,7 @@ import pytest
 
 from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 
@@ -215,13 +216,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
             work.mkdir()
             (work / "train.py").write_text(HEAD + text)
             command = [sys.executable, "train.py"]
-            limits = Limits(seconds=300.0, onward_s=15.0)
+            limits = Limits(seconds=300.0, onward_s=60.0)
             found[name] = pool.submit(trace_command, command, limits, folder=str(work))
         yield found
 
 
 def _peak(run: Future[TracedScript]) -> float:
     return float(run.result().facts["peak_bytes"]) / MIB
+
+
+@pytest.mark.parametrize("name", ["unfreezes", "folds"])
+def test_a_trace_is_what_it_was(runs: Dict[str, Future[TracedScript]], name: str) -> None:
+    assert_trace_kept(name, runs[name].result())
 
 
 def test_weights_that_are_trained_later_are_seen(runs: Dict[str, Future[TracedScript]]) -> None:

@@ -13,6 +13,7 @@ from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.summaries.trace_types import Site, Trace
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 
@@ -225,6 +226,11 @@ def _allocated(run: Future[TracedScript]) -> List[Site]:
 
 def _sizes(run: Future[TracedScript], operator: str) -> List[int]:
     return [site.bytes_at(1) for site in _allocated(run) if site.operator == f"aten::{operator}"]
+
+
+@pytest.mark.parametrize("name", ["libraries", "modes"])
+def test_a_trace_is_what_it_was(runs: Dict[str, Future[TracedScript]], name: str) -> None:
+    assert_trace_kept(name, runs[name].result())
 
 
 def test_places_found_in_data_from_the_cpu_are_as_many_as_there_are(

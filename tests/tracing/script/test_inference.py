@@ -20,6 +20,7 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from slurm_gpumem.utilization.predict import with_utilization
 from tests.support.generating_library import LIBRARY
+from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 from tests.support.timing import Pace
@@ -180,6 +181,7 @@ def _estimated(traced: TracedScript) -> tuple[ModelSummary, Estimate]:
 
 def test_a_forward_pass_is_traced_as_inference(runs: Runs) -> None:
     traced = runs["forward"].result()
+    assert_trace_kept("forward", traced)
     assert (traced.facts["kind"], traced.facts["steps"], traced.facts["passes"]) == ("inference", 0, 1)
     # The hidden layer before and after its activation, beside the input and the weights.
     assert traced.facts["peak_bytes"] > 4096 * (2 * 1024 + 256) * 4

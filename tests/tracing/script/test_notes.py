@@ -15,6 +15,7 @@ from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script import hints
 from slurm_gpumem.tracing.script.messages import Advice, explain
 from slurm_gpumem.tracing.script.run import Limits, trace_command
+from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 
 pytestmark = needs_torch
@@ -67,7 +68,7 @@ for epoch in range(5):
 def test_a_short_last_batch_does_no_more_than_others(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SLICED)
     traced = trace_command([sys.executable, "train.py"], Limits(seconds=120), folder=str(tmp_path))
-    assert traced.facts["ended"]
+    assert_trace_kept("slices", traced)
     assert not read_summary(traced.summary.decode()).warnings
 
 
@@ -87,9 +88,9 @@ def test_what_is_advised_are_options_that_there_are(capsys: pytest.CaptureFixtur
 def test_epochs_that_a_loss_ends_are_noted(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(STOPS)
     traced = trace_command(
-        [sys.executable, "train.py"], Limits(seconds=120, onward_s=6.0), folder=str(tmp_path)
+        [sys.executable, "train.py"], Limits(seconds=120, onward_s=60.0), folder=str(tmp_path)
     )
-    assert traced.facts["ended"]
+    assert_trace_kept("stops", traced)
     ended = "the loop at train.py, line 6, ended itself after 4 of 50 epochs"
     assert any(note.startswith(ended) for note in traced.notes), traced.notes
 

@@ -16,6 +16,7 @@ import pytest
 from slurm_gpumem.errors import NotEstimatedError
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 
@@ -234,7 +235,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 def _trace(work: Path) -> TracedScript:
-    return trace_command([sys.executable, "train.py"], Limits(seconds=300.0, onward_s=1.0), folder=str(work))
+    return trace_command([sys.executable, "train.py"], Limits(seconds=300.0), folder=str(work))
 
 
 def _blocks(traced: TracedScript, operator: str) -> list[int]:
@@ -252,6 +253,7 @@ def _remarks(traced: TracedScript) -> str:
 
 def test_a_weight_of_four_bits_is_whole_only_while_it_is_multiplied(runs: Runs) -> None:
     traced = runs["four-bit"].result()
+    assert_trace_kept("four-bit", traced)
     # The whole weight in the input's type, made for each product of many rows.
     assert 8192 * 512 * 4 in _blocks(traced, "aten::new_empty")
     trace = read_summary(traced.summary.decode()).trace
@@ -281,6 +283,7 @@ def test_the_backward_pass_of_flash_attn_takes_its_sums_and_shared_heads(runs: R
 
 def test_triton_kernels_are_not_run(runs: Runs) -> None:
     traced = runs["triton"].result()
+    assert_trace_kept("triton", traced)
     assert traced.facts["steps"] >= 3
     assert "Triton kernels" in _remarks(traced)
 

@@ -17,6 +17,7 @@ from slurm_gpumem.summaries.trace_types import BUCKET
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.estimators.rank_figures import figures
+from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 
@@ -123,7 +124,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def traced(folder: Path) -> Iterator[Dict[str, Future[TracedScript]]]:
     def trace(*words: str, gpus: int = 1) -> TracedScript:
-        limits = Limits(seconds=400, onward_s=1)
+        limits = Limits(seconds=400, onward_s=60)
         return trace_command([sys.executable, *words], limits, gpu=GpuFacts(gpus=gpus), folder=str(folder))
 
     with OnDemand() as pool:
@@ -141,6 +142,7 @@ def test_a_script_that_spawns_its_ranks_is_traced_as_the_first_with_its_buckets(
     traced: Dict[str, Future[TracedScript]],
 ) -> None:
     found = traced["spawned"].result()
+    assert_trace_kept("spawned", found)
     summary = parse(found.summary.decode(), origin="test")
     assert summary.trace is not None
     assert (found.ranks, summary.trace.job.ranks) == (2, 2)

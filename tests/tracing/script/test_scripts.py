@@ -15,6 +15,7 @@ import pytest
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 from tests.support.timing import Pace
@@ -349,6 +350,11 @@ def _error(run: Future[TracedScript]) -> str:
     with pytest.raises(TargetError) as caught:
         run.result()
     return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["evaluates-late", "trains-only", "scaler"])
+def test_a_trace_is_what_it_was(runs: Dict[str, Future[TracedScript]], name: str) -> None:
+    assert_trace_kept(name, runs[name].result())
 
 
 def test_a_validation_after_fifty_steps_is_seen_and_counts(runs: Dict[str, Future[TracedScript]]) -> None:
