@@ -156,13 +156,13 @@ _CALLS: Dict[str, Callable[[Tensor], Any]] = {
     **{
         f"attention of {size}, {heads}, {mask}, {drop}": _attention(size, heads, mask, dropout_p=drop)
         for size in (40, 72, 128, 136, 256, 264) for heads in (1, 4) for mask in (False, True)
-        for drop in (0.0, 0.1)
+        for drop in ((0.0, 0.1) if size == 40 else (0.0,))
     },
     **{
         f"{name} of {shape}": lambda x, name=name, shape=shape: getattr(F, name)(
             _large(x, shape)
         )
-        for shape in ((64, 96), (3, 5, 7, 10)) for name in (
+        for shape in ((3, 5, 7, 10),) for name in (
             "relu", "gelu", "silu", "elu", "celu", "selu", "mish", "glu", "hardswish", "hardsigmoid",
             "tanhshrink",
             "softplus", "leaky_relu", "logsigmoid", "softsign", "relu6", "hardtanh", "softmin", "normalize",
@@ -172,7 +172,7 @@ _CALLS: Dict[str, Callable[[Tensor], Any]] = {
         f"{name} of {shape}": lambda x, name=name, shape=shape: getattr(torch, name)(
             _large(x, shape)
         )
-        for shape in ((64, 96), (70000,)) for name in (
+        for shape in ((70000,),) for name in (
             "exp", "log1p", "sqrt", "sin", "erf", "abs", "sigmoid", "sum", "mean", "std", "prod", "max",
             "argmax", "sort", "nonzero", "clone", "median", "var",
         )
