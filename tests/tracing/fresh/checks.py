@@ -95,6 +95,15 @@ def _large(x: Tensor, shape: Sequence[int]) -> Tensor:
     return (x[:1, :1] + torch.zeros(tuple(shape), device=x.device)) * 0.5
 
 
+def _recurrent(kind: str, width: int, deep: int, both: bool) -> Callable[[Tensor], Tensor]:
+    def follow(x: Tensor) -> Tensor:
+        made = getattr(nn, kind)(16, width, deep, dropout=0.1 * (deep - 1), bidirectional=both).to(x.device)
+        found: Tensor = made(_large(x, (12, 4, 16)))[0]
+        return found
+
+    return follow
+
+
 def _convolution(places: int, groups: int, stride: int, turned: bool) -> Callable[[Tensor], Tensor]:
     name = f"conv{'_transpose' * turned}{places}d"
 
@@ -197,6 +206,10 @@ _CALLS: Dict[str, Callable[[Tensor], Any]] = {
             _large(x, (2, 4, *[6] * places)), 2
         )
         for places in (1, 2, 3) for name in ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+    },
+    **{
+        f"{kind} of {width}, {deep}, {both}": _recurrent(kind, width, deep, both)
+        for kind in ("RNN", "GRU", "LSTM") for width in (16, 600) for deep in (1, 2) for both in (False, True)
     },
     "batch norm": lambda x: F.batch_norm(_large(x, (8, 4, 6, 6)), None, None, training=True),
     "instance norm": lambda x: F.instance_norm(_large(x, (8, 4, 6, 6))),
