@@ -13,7 +13,7 @@ _KEPT = Path(__file__).resolve().parents[1] / "tracing" / "script" / "traces.jso
 
 
 def assert_trace_kept(name: str, traced: TracedScript) -> None:
-    """Of a script that came to its end in time, so that no limit has a part in it."""
+    """Of a short script that came to its end: how many of many steps are looked at depends on the machine."""
     assert traced.facts["ended"] or traced.facts["cut_off"] is False, traced.facts
     facts = json.dumps([traced.facts, traced.notes, traced.ranks, len(traced.changed)], sort_keys=True)
     summary = re.sub(r'"torch":"[^"]*"', "", traced.summary.decode())

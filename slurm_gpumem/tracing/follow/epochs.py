@@ -78,9 +78,9 @@ class Pace:
             share = self._steps.time_left() * (_SHARE_AGAIN if self._whole else _SHARE)
             self._until = now + share
         rest = self._until - now
-        if len(self._seconds) < _LEAST_TIMES:
+        if rest <= 0 or len(self._seconds) < _LEAST_TIMES:
             return rest > 0
-        each = min(self._seconds)
+        each = min(self._seconds)  # on a busy machine 0 or less: what it waited for a CPU does not count
         enough = left * each <= rest
         self._whole = self._whole or enough
         return enough or (given < _TRIED and _LEAST_TIMES * each <= rest)

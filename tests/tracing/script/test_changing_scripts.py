@@ -10,7 +10,6 @@ import pytest
 
 from slurm_gpumem.summaries.parsers.own import parse
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
-from tests.support.kept_traces import assert_trace_kept
 from tests.support.needs import needs_torch
 from tests.support.on_demand import OnDemand
 
@@ -225,11 +224,6 @@ def _peak(run: Future[TracedScript]) -> float:
     return float(run.result().facts["peak_bytes"]) / MIB
 
 
-@pytest.mark.parametrize("name", ["unfreezes", "folds"])
-def test_a_trace_is_what_it_was(runs: Dict[str, Future[TracedScript]], name: str) -> None:
-    assert_trace_kept(name, runs[name].result())
-
-
 def test_weights_that_are_trained_later_are_seen(runs: Dict[str, Future[TracedScript]]) -> None:
     # Eight layers keep what they got and what they gave, 4 MiB each.
     assert _peak(runs["unfreezes"]) > 8 * 4
@@ -340,4 +334,4 @@ def test_an_optimizer_that_works_through_another_is_not_waited_for(
 ) -> None:
     run = runs["wraps"].result()
     assert run.facts["optimizers"] == ["SGD"]
-    assert run.facts["steps"] < 1000
+    assert run.facts["ended"] and run.facts["left_out"]

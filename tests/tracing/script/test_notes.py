@@ -68,7 +68,6 @@ for epoch in range(5):
 def test_a_short_last_batch_does_no_more_than_others(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SLICED)
     traced = trace_command([sys.executable, "train.py"], Limits(seconds=120), folder=str(tmp_path))
-    assert_trace_kept("slices", traced)
     assert not read_summary(traced.summary.decode()).warnings
 
 
