@@ -334,4 +334,5 @@ def test_an_optimizer_that_works_through_another_is_not_waited_for(
 ) -> None:
     run = runs["wraps"].result()
     assert run.facts["optimizers"] == ["SGD"]
-    assert run.facts["ended"] and run.facts["left_out"]
+    assert run.facts["ended"]
+    assert run.facts["left_out"]
