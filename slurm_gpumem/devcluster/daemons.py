@@ -190,16 +190,17 @@ class Starter:
         extra_env: Optional[Dict[str, str]] = None,
     ) -> Process:
         name = program if node is None else f"{program} {node}"
-        process = processes.start(
-            argv,
-            program=program,
-            name=name,
-            log=self._layout.log / f"{name.replace(' ', '-')}.out",
-            env={**self._env, **(extra_env or {})},
-            cwd=self._layout.root,
-            owner=self._owner,
-        )
-        self._started(process)
+        with processes.signals_held():
+            process = processes.start(
+                argv,
+                program=program,
+                name=name,
+                log=self._layout.log / f"{name.replace(' ', '-')}.out",
+                env={**self._env, **(extra_env or {})},
+                cwd=self._layout.root,
+                owner=self._owner,
+            )
+            self._started(process)
         return process
 
     def _await(self, process: Process, ready: Callable[[], bool], log: str) -> None:

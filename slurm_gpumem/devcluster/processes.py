@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.node.processes import all_pids, parent_of, start_of
 
@@ -68,6 +70,24 @@ def start(
     process = Process(program, name, child.pid, ticks or 0, boot_id())
     _wait_for_exec(process)
     return process
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """What would end us comes at the end of the block: a daemon that was started is one that was noted."""
+    came: List[int] = []
+    held: Dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(one) not in (None, signal.SIG_IGN):
+                held[one] = signal.signal(one, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def as_user(owner: Optional[pwd.struct_passwd]) -> Dict[str, Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import List
 
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.processes import Process
@@ -97,3 +98,15 @@ def test_descendants_are_found_parents_first() -> None:
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
+
+
+def test_a_signal_that_comes_while_a_daemon_is_started_waits_until_it_is_noted() -> None:
+    order: List[str] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: order.append("signal"))
+    try:
+        with processes.signals_held():
+            os.kill(os.getpid(), signal.SIGHUP)
+            order.append("noted")
+        assert order == ["noted", "signal"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
