@@ -110,7 +110,6 @@ def test_names_and_paths_of_models_data_and_configurations_count(one: str, other
     [
         "--save-model-path",
         "--output_model_dir",
-        "--log-config-name",
         "--model_out",
         "--workdir",
         "--ckpt_path",
@@ -147,6 +146,8 @@ def test_what_a_named_file_holds_counts_and_its_folder_does_not(tmp_path: Path, 
         ("python t.py --resume conf/a.yaml", "python t.py --resume conf/b.yaml"),
         ("python t.py ${1##*/} --batch 8", "python t.py ${1##*/} --batch 64"),
         ("python t.py --device cpu", "python t.py --device cuda"),
+        ("python src/train.py experiment=small", "python src/train.py experiment=huge"),
+        ("python tools/train.py --name yolox-s", "python tools/train.py --name yolox-x"),
         ("NAME=resnet18; python t.py --model $NAME", "NAME=vit; python t.py --model $NAME"),
         ("cd /nowhere/a\npython train.py", "cd /nowhere/b\npython train.py"),
         ("cd /nowhere/a && ./run", "cd /nowhere/b && ./run"),
@@ -210,7 +211,7 @@ def test_tasks_that_share_a_gpu_count() -> None:
         "vncserver -log x",
         "create_yml () {",
         "python -u -m submitit.core._submit /home/me/log",
-        "bash /work/ab/12/.command.run",
+        "bash /scratch/ab/12/.command.run",
     ],
 )
 def test_where_somebody_works_or_a_file_says_what_runs_no_two_runs_are_alike(text: str) -> None:

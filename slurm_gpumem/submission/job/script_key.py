@@ -17,7 +17,8 @@ from slurm_gpumem.formats.remembered import SCRIPT_MARK
 _IGNORED = re.compile(
     r"(?:.*[-_.])?(?:seed|lr|learning[-_]?rate|min[-_]?lr|weight[-_]?decay|wd|momentum|beta[12]|epochs?|"
     r"num[-_]?train[-_]?epochs|max[-_]?epochs|warmup.*|patience|"
-    r"names?|id|tag|tags|notes?|project|entity|group|comment|run|exp|experiment|"
+    # Not any name or experiment: experiment=huge often chooses the configuration, --name the model.
+    r"(?:wandb|run)[-_]?(?:names?|id|tags?|group)|notes?|project|entity|comment|"
     r"out|output|log|logs|logdir|save|checkpoint|ckpt|resume|cache|"
     r"port|addr|host|log[-_]?every|log[-_]?interval|save[-_]?every|save[-_]?interval)|"
     # Not any steps: those of a rollout or of an unrolled network lie in memory.
