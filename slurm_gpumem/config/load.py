@@ -94,11 +94,12 @@ def load_config(environ: Optional[Mapping[str, str]] = None) -> Config:
     """The site's file, then the user's, then GPUMEM_SHARING_* variables."""
     env = os.environ if environ is None else environ
     config = Config()
-    for path in (site_config_path(env), user_config_path()):
+    own = user_config_path()
+    for path in (site_config_path(env), own):
         # What [node] says is the nodes' own to check; only its mode is of interest here.
         reading = read_file(path, (*_READ, NODE, DEVCLUSTER)).usable(*_READ)
         config = _merged(config, reading)
-        if os.access(path, os.W_OK):  # told to those who can mend it, not with each of a user's jobs
+        if path == own or os.access(path, os.W_OK):  # a site's slips are told to those who can mend them
             config = config._replace(warnings=(*config.warnings, *reading.unknown(*_READ)))
     return _with_environment(config, env)
 

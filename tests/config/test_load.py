@@ -187,4 +187,10 @@ def test_what_is_wrong_in_a_file_is_told_to_those_who_may_change_it(state_folder
         for user in (as_user(), {})
     ]
     assert said[0] == "()\n"
+    (state_folder / ".config").mkdir()
+    (state_folder / "site.toml").rename(state_folder / ".config" / "gpumem.toml")  # one's own, though closed
+    own = subprocess.run(
+        [found[0], "-c", code], env=env, text=True, capture_output=True, check=True, **as_user()
+    )
+    assert "max_slowdown" in own.stdout
     assert os.geteuid() or "max_slowdown" in said[1]
