@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Dict, List, Optional
 
 from slurm_gpumem import __version__
-from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.errors import GpumemError, UsageError
 from slurm_gpumem.slurm.submit.filter_options import Filtered, answer, read_filtered
 from slurm_gpumem.submission.job.settings import OwnOptions
 from slurm_gpumem.submission.submission import NOTHING_ASKED, RawInput, Submission, read_submission
@@ -51,6 +51,8 @@ def _filter(argv: List[str]) -> int:
     if argv == ["--version"]:  # gpumem doctor asks whether this starts
         print(__version__)
         return 0
+    if len(argv) != 2 or not (argv[1].isascii() and argv[1].isdigit()):
+        raise UsageError("cli-filter PROGRAM PID is for lua/gpumem_filter.lua; type sbatch, srun or salloc")
     program, submitter = argv[0], int(argv[1])
     changes: Dict[str, str] = {}
     try:
@@ -92,7 +94,6 @@ def _decided(handed: Filtered) -> Dict[str, str]:
 
 
 def _traced(asked: Submission) -> Submission:
-    from slurm_gpumem.errors import UsageError
     from slurm_gpumem.report.script_trace import shown_on
     from slurm_gpumem.submission.job_trace.before_submission import with_trace
     from slurm_gpumem.terminal.progress import StatusLine

@@ -361,3 +361,12 @@ def test_root_opens_no_files_of_those_for_whom_it_submits(known: Any) -> None:
     found, told = submitted(known, "sbatch", "--uid=daemon", "job.sh")
     assert (found["TresPerNode"][-5:], told) == ("gpu:1", "")
     assert submitted(known, "sbatch", "job.sh")[0]["TresPerNode"].endswith("shard:3")
+
+
+@pytest.mark.parametrize("words", [(), ("sbatch", "x"), ("sbatch", "1", "2")])
+def test_who_types_the_filters_command_is_told_what_to_type_instead(
+    known: Any, words: Tuple[str, ...]
+) -> None:
+    done = known.call("cli-filter", *words, command=GPUSBATCH.replace("gpusbatch", "gpumem"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "type sbatch" in done.stderr
