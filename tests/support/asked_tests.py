@@ -99,7 +99,7 @@ class _Notes:
         self.take()
 
     def take(self) -> bytes:
-        """Begins anew."""
+        """Begins again from nothing."""
         self._said, self.shared = set(), 0.0
         ran, self._ran[:] = self._ran[:], bytes(len(self._ran))
         return ran
@@ -126,7 +126,7 @@ class _Notes:
             self._ran[:], self._said, self.shared = own, {*said, key}, shared
 
     def forget(self, key: Hashable) -> None:
-        """It is done anew."""
+        """It is done again."""
         self._of.pop(key, None)
 
     def in_caches(self) -> None:
