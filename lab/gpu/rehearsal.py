@@ -46,8 +46,8 @@ CANCELLED = (("small", 60), ("text16", 60))
 TRAINS_S = 5.0
 ALONE = (("small", 5),)
 """Has the GPU to itself, before the queue."""
-_INTERVALS = "sched_interval=2,bf_interval=2"
-_DATABASE = {"AccountingStorageType": "accounting_storage/slurmdbd"}
+INTERVALS = "sched_interval=2,bf_interval=2"
+KEEPS_TIME = {"AccountingStorageType": "accounting_storage/slurmdbd"}
 """As at a site that has one. Here is none: no job waits for the hour after which age would count."""
 
 
@@ -278,8 +278,8 @@ def main() -> int:
         hooks = machine.state / "hooks"
         with open(hooks / "hooks.conf", "a", encoding="utf-8") as file:
             file.write(f"recovery_log={machine.state}/recovery.log\n")
-        conf = {"EpilogSlurmctld": f"{hooks}/epilog_slurmctld.sh", **flow_settings(_DATABASE)}
-        conf["SchedulerParameters"] += f",{_INTERVALS}"
+        conf = {"EpilogSlurmctld": f"{hooks}/epilog_slurmctld.sh", **flow_settings(KEEPS_TIME)}
+        conf["SchedulerParameters"] += f",{INTERVALS}"
         more = "".join(f"{key}={value}\n" for key, value in conf.items())
         machine.start({"mps": "shared", "activity_every_s": 1, "idle_exit_s": 6}, more)
         rows = Rows(args.out / f"{MODE}.jsonl")
