@@ -119,7 +119,7 @@ def _changes(asked: Submission) -> Dict[str, str]:
 
     plan = _possible(decide(asked))
     planned = build_call(plan)
-    part = plan.shared or plan.instance
+    part = plan.replaces
     if not asked.options.any_of("quiet"):
         for text in (submission_line(plan), *planned.notes):
             say(text)
@@ -136,11 +136,11 @@ def _changes(asked: Submission) -> Dict[str, str]:
 def _possible(plan: Plan) -> Plan:
     """The plan, or the job's own GPU where it has an option that nobody can take back here."""
     held = [name for name in FIXED if plan.asked.options.any_of(name)]
-    if not held or not (plan.shared or plan.instance):
+    if not held or not plan.replaces:
         return plan
     instead = {"cpus-per-gpu": "--cpus-per-task", "mem-per-gpu": "--mem", "ntasks-per-gpu": "--ntasks"}
     reason = f"--{held[0]} goes with whole GPUs; with {instead[held[0]]} it would share one"
-    return plan._replace(request=None, kept_because=reason)
+    return plan._replace(request=None, at_once=None, kept_because=reason)
 
 
 if __name__ == "__main__":

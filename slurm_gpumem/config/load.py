@@ -30,6 +30,7 @@ class SharingPolicy(NamedTuple):
     shard_mib: int = SHARING.default("shard_mib")
     min_host_mib: int = SHARING.default("min_host_mib")
     first_run_mib: Optional[int] = SHARING.default("first_run_mib")
+    pilot_wait: int = SHARING.default("pilot_wait")
     unknown_activity: Optional[float] = SHARING.default("unknown_activity")
     coverage: Optional[float] = SHARING.default("coverage")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")

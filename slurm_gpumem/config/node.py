@@ -41,8 +41,11 @@ class NodeConfig(NamedTuple):
     slurm_every_s: float = _constant("slurm_every_s")
     idle_exit_s: float = _constant("idle_exit_s")
     grace_s: float = _constant("grace_s")
+    pilot_steady_s: float = _constant("pilot_steady_s")
     shard_mib: int = SHARING.default("shard_mib")
-    """GPU memory of one shard, from [sharing]."""
+    """GPU memory of one shard, from [sharing] ..."""
+    pilot_wait: int = SHARING.default("pilot_wait")
+    """... and how long an array waits for its first task."""
     notes: Tuple[str, ...] = ()
     """What was wrong in the file; logged, never fatal on a node."""
 
@@ -95,7 +98,8 @@ def node_config_from(tables: Mapping[str, Any], where: str) -> NodeConfig:
 
 
 def _node_config(reading: Reading) -> NodeConfig:
-    shard = {key: value for key, value in reading.table(SHARING).items() if key == "shard_mib"}
+    sharing = reading.table(SHARING)
+    shard = {key: sharing[key] for key in ("shard_mib", "pilot_wait") if key in sharing}
     constants = {key: value for key, value in reading.table(DEVCLUSTER).items() if key in NodeConfig._fields}
     env = slurm_env(reading.file)
     return NodeConfig(**reading.table(NODE), **constants, **shard, slurm_env=env, notes=reading.notes)

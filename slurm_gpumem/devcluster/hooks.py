@@ -53,6 +53,7 @@ def site_tables(layout: Layout) -> List[str]:
         "activity_every_s": 1,
         "record_every_s": 2,
         "slurm_every_s": 1,
+        "pilot_steady_s": 4,
         "idle_exit_s": 2,
     }
     return ["", *toml_lines("node", node), "", *toml_lines("devcluster", constants)]

@@ -89,8 +89,15 @@ def _words(summary: ModelSummary, job: TrainingJob) -> Tuple[str, str, str, str,
 def of_script(key: str, gpu: Gpu) -> Optional[Estimate]:
     """What earlier runs of a script measured of which nothing else is known; None without any."""
     peaks = _peaks((key, "", "", "", ""), gpu)
-    if not peaks:
-        return None
+    return _of_peaks(peaks, gpu) if peaks else None
+
+
+def of_run(measured_on: str, peak_mib: int, gpu: Gpu) -> Optional[Estimate]:
+    """The same of one run; None where it says nothing of this GPU."""
+    return _of_peaks((peak_mib,), gpu) if _counts(measured_on, gpu, whole_too=True) else None
+
+
+def _of_peaks(peaks: Tuple[int, ...], gpu: Gpu) -> Estimate:
     return Estimate(
         peak_mib=max(peaks),
         request_mib=request_of_script(peaks),

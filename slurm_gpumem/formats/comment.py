@@ -79,6 +79,10 @@ class CommentRecord(NamedTuple):
     """Seconds that its longest checkpoint took."""
     slots: Optional[int] = None
     """Slots that ended with a checkpoint so far."""
+    hold: Optional[int] = None
+    """Of a task whose array waits for its first one's measurement: how many run at once then, 0 for any."""
+    host: str = ""
+    """What of the host such a task has not asked for itself: "cpus+mem"."""
     other: Tuple[Tuple[str, str], ...] = ()
     """Keys that another version knows; they are kept."""
 
@@ -97,7 +101,7 @@ class CommentRecord(NamedTuple):
 _KEYS = (
     "est", "req", "by", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom",
     "model", "fp", "opt", "prec", "more", "parts", "mode", "retry", "was", "again", "why", "run", "need",
-    "whole", "said", "slot", "save", "slots",
+    "whole", "said", "slot", "save", "slots", "hold", "host",
 )  # fmt: skip
 """The comment's words for the fields of CommentRecord, in their order."""
 _BUSY_PERCENT = 60
@@ -170,6 +174,11 @@ def parse_word(word: str) -> Optional[CommentRecord]:
         elif value and _KEY.fullmatch(key) and len(values[-1]) < MOST_ITEMS:
             values[-1] += ((key, value),)
     return CommentRecord._make(values)
+
+
+def own_words(comment: str) -> str:
+    """What the user wrote: the comment without our words."""
+    return " ".join(word for word in comment.split(" ") if not word.startswith((PREFIX, END_PREFIX))).strip()
 
 
 def append_record(comment: Optional[str], record: str) -> Optional[str]:

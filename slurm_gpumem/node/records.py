@@ -90,7 +90,7 @@ def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Faul
 
 def amend_end(
     spool: Path, restarts: int, node: str, known: SlurmJob, limit_mib: Optional[int] = None
-) -> None:
+) -> Optional[JobRecord]:
     """How Slurm says that the run ended; an epilog learns less. Does nothing where there is no record.
 
     `limit_mib`: what its shards stand for. A run that was over before the sampler saw it has both from here.
@@ -104,7 +104,9 @@ def amend_end(
         measured = record.measured._replace(array_job=known.array_job, array_task=known.array_task)
         if measured.shards is None and known.shards is not None and known.restarts == restarts:
             measured = measured._replace(shards=known.shards, shards_verified=True, limit_mib=limit_mib)
-        write_job_record(spool, record._replace(state=state, measured=measured), durable=True)
+        record = record._replace(state=state, measured=measured)
+        write_job_record(spool, record, durable=True)
+    return record
 
 
 def amend_use(spool: Path, job_id: int, restarts: int, node: str, measured: Measurement) -> None:
@@ -278,11 +280,13 @@ class RecordStore:
             self._flush(record_name(job_id, restarts, self.node))
             amend_record(self.spool, job_id, restarts, self.node, event)
 
-    def amend_end(self, restarts: int, known: SlurmJob, limit_mib: Optional[int], timeout_s: float) -> None:
-        """How Slurm says that a run ended."""
+    def amend_end(
+        self, restarts: int, known: SlurmJob, limit_mib: Optional[int], timeout_s: float
+    ) -> Optional[JobRecord]:
+        """How Slurm says that a run ended; its record with that."""
         with self._lock(timeout_s):
             self._flush(record_name(known.job_id, restarts, self.node))
-            amend_end(self.spool, restarts, self.node, known, limit_mib)
+            return amend_end(self.spool, restarts, self.node, known, limit_mib)
 
     def amend_use(self, job_id: int, restarts: int, measured: Measurement, timeout_s: float) -> None:
         """Activity and energy of a run's last seconds."""

@@ -11,13 +11,12 @@ from typing import NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.kinds import Step
 from slurm_gpumem.formats.comment import (
-    END_PREFIX,
-    PREFIX,
     CommentRecord,
     End,
     append_record,
     format_end,
     format_record,
+    own_words,
     parse_end,
     parse_record,
 )
@@ -35,8 +34,7 @@ class JobComment(NamedTuple):
 
 def parse_comment(text: str) -> JobComment:
     """Take a comment apart."""
-    own = (word for word in text.split(" ") if not word.startswith((PREFIX, END_PREFIX)))
-    return JobComment(" ".join(own).strip(), parse_record(text), parse_end(text))
+    return JobComment(own_words(text), parse_record(text), parse_end(text))
 
 
 def with_end(comment: JobComment, end: End) -> Optional[str]:

@@ -28,6 +28,11 @@ def submission_line(plan: Plan) -> str:
     if plan.asked.goes_unchanged:
         return plan.asked.goes_unchanged
     estimate, request = plan.largest.estimate if plan.largest else None, plan.request
+    if plan.at_once is not None:
+        return (
+            f"{plan.script_name}: its GPU memory is not known, so one task runs first on a whole GPU and is "
+            "measured\nthe others wait for it (JobArrayTaskLimit), then share by what it took"
+        )
     if plan.kept_because == NOT_RUN_YET:
         ours = f"gpu{plan.asked.raw.program} " if plan.asked.raw.plain else ""
         return (

@@ -129,7 +129,9 @@ def _by_earlier_runs(asked: Submission) -> Plan:
     workload = plan.workload._replace(mem_mib=first_mib)
     needs = estimate_needs(asked, workload, candidates)
     if not first_mib and not all(one.estimate for one in needs.on):
-        return plan
+        from slurm_gpumem.submission.sweep.pilot import with_pilot
+
+        return with_pilot(plan, candidates, needs)
     if not fits_somewhere(candidates.kinds, needs.needs):
         return plan._replace(kept_because="earlier runs took more than a GPU here has")
     return _with_remarks(choose_request(asked, plan.workload, candidates, needs))

@@ -120,7 +120,9 @@ def _utilization(
         return estimate.utilization
     key, assumed = workload.script or workload.run_key, asked.config.sharing.unknown_activity
     percents: Sequence[int] = ()
-    if key:
+    if workload.measured is not None:
+        percents = () if workload.measured.activity is None else (workload.measured.activity,)
+    elif key:
         from slurm_gpumem.estimators.remembered import activity_of_script
 
         percents = activity_of_script(key, gpu)
@@ -167,6 +169,11 @@ def _estimates(
 ) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
     summary, job = workload.summary, workload.job
+    run = workload.measured
+    if run is not None:
+        from slurm_gpumem.estimators.remembered import of_run
+
+        return [of_run(run.gpu, run.peak_mib, gpu) for gpu in candidates.gpus]
     if workload.script:
         from slurm_gpumem.estimators.remembered import of_script
 

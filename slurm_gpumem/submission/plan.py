@@ -27,6 +27,8 @@ class Plan(NamedTuple):
     """Why the job's own GPU options stay; empty with a request, which has a reason of its own."""
     guess: bool = False
     """Whether its text shows too little for an estimate; its runs are remembered nevertheless."""
+    at_once: Optional[int] = None
+    """Of an array whose first task is measured before the others: how many then run at once, 0 for any."""
     warnings: Tuple[str, ...] = ()
 
     @property
@@ -38,6 +40,12 @@ class Plan(NamedTuple):
     def instance(self) -> bool:
         """Whether a MIG instance is asked for."""
         return self.request is not None and self.request.instance_mib > 0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the job's own GPU options give way to others."""
+        narrowed = self.request is not None and self.request.narrowed
+        return self.shared or self.instance or narrowed or self.at_once is not None
 
     @property
     def reason(self) -> str:

@@ -44,10 +44,15 @@ def build_call(plan: Plan) -> PlannedCall:
         return PlannedCall(unchanged_call(raw))
     notes: List[str] = []
     added = _requested(plan)
-    part = plan.shared or plan.instance or (plan.request is not None and plan.request.narrowed)
+    part = plan.replaces
     replaced = REPLACED if part else frozenset({"gres"}) if plan.request else frozenset()
     if plan.request and plan.request.partition:
         replaced |= {"partition"}
+    if plan.at_once is not None:
+        from slurm_gpumem.submission.sweep.pilot import one_at_once
+
+        replaced |= {"array"}
+        added["array"] = one_at_once(plan.asked)
     slot = slot_seconds(plan.asked, plan.workload.fingerprint)
     if slot:
         notes.append(slot_note(slot))
@@ -124,9 +129,18 @@ def _comment(plan: Plan, slot: Optional[int]) -> Optional[str]:
         return None
     written = plan.asked.options.get("comment")
     record = _request(plan)._replace(slot=slot)
+    if plan.at_once is not None:
+        from slurm_gpumem.submission.sweep.pilot import noted
+
+        record = noted(record, plan)
     # Where the user's comment leaves little room, the job's description goes first.
     whole = append_record(written, format_record(_described(record, plan)))
     return whole or append_record(written, format_record(record))
+
+
+def record_of(plan: Plan) -> CommentRecord:
+    """All that the comment of such a job says of it."""
+    return _described(_request(plan), plan)
 
 
 def _request(plan: Plan) -> CommentRecord:

@@ -124,6 +124,16 @@ class Submission(NamedTuple):
         return self.config.sharing.mode == "observe"
 
 
+class MeasuredRun(NamedTuple):
+    """What was measured of a run of the job's script, besides the runs that are remembered."""
+
+    gpu: str
+    """The type of the GPU that it ran on."""
+    peak_mib: int
+    activity: Optional[int] = None
+    """Percent of SM activity while it had the GPU to itself; None where that is not known."""
+
+
 class Workload(NamedTuple):
     """What the GPU memory is for: a model and how it is trained, or a size given by hand."""
 
@@ -140,6 +150,8 @@ class Workload(NamedTuple):
     script_gpu: Optional[str] = None
     """... and the GPU that it runs on, where only one kind is in reach."""
 
+    measured: Optional[MeasuredRun] = None
+    """A run of that script, where it decides and not those that are remembered."""
     run_key: str = ""
     """The key of a script whose memory was given by hand: what its runs are remembered by."""
 

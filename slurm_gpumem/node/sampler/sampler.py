@@ -21,7 +21,7 @@ from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import LockTimeoutError, lock_for_life
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import MPS_SHARED, TIMESLICE, FaultEvent
+from slurm_gpumem.formats.job_record import MPS_SHARED, TIMESLICE, FaultEvent, JobRecord
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
 from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
@@ -39,6 +39,7 @@ from slurm_gpumem.node.sampler.enforcer import Enforcer
 from slurm_gpumem.node.sampler.gpu_readings import Alone, Meter, Reading, claimed_alone, trains
 from slurm_gpumem.node.sampler.own_live import OwnLiveFiles
 from slurm_gpumem.node.sampler.pid_to_job import Owners, job_of_user
+from slurm_gpumem.node.sampler.pilots import Pilots
 from slurm_gpumem.node.sampler.prometheus import Exporter
 from slurm_gpumem.node.sampler.slots import SlotSignals
 from slurm_gpumem.node.sampler.tracked_jobs import Roster
@@ -70,6 +71,7 @@ class Sampler:
         self.exits = Exits(folder, config)
         self._enforcer = Enforcer(folder, config, self.roster, self.exits)
         self._slots = SlotSignals(partial(log, folder.root))
+        self._pilots = Pilots(config, partial(log, folder.root))
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
         self._cpu_clock = CpuClock()
@@ -143,6 +145,7 @@ class Sampler:
         self._note_faults()
         self._enforcer.act(now)
         self._slots.look(here, self.roster.usage)
+        self._pilots.look(here, self.roster.usage, now)
         # Writing it costs most of a round: at once when a job, a process, a peak or a note is new,
         # since the epilog of a job that has just been cancelled reads it.
         signature = [
@@ -158,7 +161,8 @@ class Sampler:
             self._recorded = now
             self.roster.write_records()
         # A closed record that the spool does not take yet, or Slurm's word on it, is worth waiting for.
-        return bool(here) or self.roster.store.has_closed() or self.roster.wants_slurms_word()
+        waits = self.roster.store.has_closed() or self.roster.wants_slurms_word()
+        return bool(here) or waits or self._pilots.busy
 
     def rest(self, until: float) -> None:
         """Until the next look; shares are confirmed meanwhile."""
@@ -169,6 +173,7 @@ class Sampler:
     def close(self) -> None:
         """Before the end: all that was seen is on disk, and nothing is left behind."""
         self._enforcer.close()
+        self._pilots.close()
         self.roster.write_records()
         self.roster.close()
         self.problems.attempt(self._exporter.close)
@@ -183,6 +188,10 @@ class Sampler:
             if self._had.get((job_id, uuid)) and job:
                 self._lost(job, uuid)
         self._had = {key: had for key, had in self._had.items() if key[0] != job_id}
+
+    def ended(self, record: JobRecord) -> None:
+        """Its array may wait for what it took."""
+        self._pilots.ended(record, time.monotonic())
 
     def finishing(self) -> None:
         """What the epilog would have read."""

@@ -127,6 +127,9 @@ class Listener(Protocol):
     def gone(self, job_id: int, job: Optional[NodeJob], usage: JobUsage) -> None:
         """Its epilog was here."""
 
+    def ended(self, record: JobRecord) -> None:
+        """Slurm has said how a run of it ended."""
+
     def finishing(self) -> None:
         """A job is about to be finished in its epilog's place, from what the live file says."""
 
@@ -325,10 +328,12 @@ class Roster:
             if known is not None and state:
                 limit = None if known.shards is None else self._config.job_mib(known.shards)
                 try:
-                    self.store.amend_end(restarts, known, limit, _SPOOL_LOCK_S)
+                    record = self.store.amend_end(restarts, known, limit, _SPOOL_LOCK_S)
                 except OSError as error:
                     self._problems.report("records", str(error))
                     continue  # the next answer will do
+                if record is not None:
+                    self._listener.ended(record)
             # Forgotten: Slurm will not say any more. While a job is being ended it will.
             if state or self._ended[job_id, restarts] >= _ASK_OF_ENDS:
                 self._count(job_id, restarts)

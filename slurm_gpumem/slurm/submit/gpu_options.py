@@ -30,6 +30,7 @@ REPLACED = frozenset(
 """Options that a shared job cannot keep: Slurm refuses them beside shards, or they ask for whole GPUs."""
 
 ENVIRONMENT = {
+    "array": "SBATCH_ARRAY_INX",
     "clusters": "SBATCH_CLUSTERS",
     "cpus-per-gpu": "SBATCH_CPUS_PER_GPU",
     "exclusive": "SBATCH_EXCLUSIVE",

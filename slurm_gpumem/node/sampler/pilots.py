@@ -1,0 +1,197 @@
+"""Tasks that run before the others of their array: when enough was measured, the waiting ones are changed.
+
+The sampler only measures. What the others ask for is worked out and told to Slurm by a process of the job's
+owner (submission/sweep/resize.py), who may change their own jobs and nobody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+import time
+from math import ceil
+from typing import IO, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.job_record import JobRecord, Measurement
+from slurm_gpumem.node.jobs import NodeJob
+from slurm_gpumem.node.sampler.usage import JobUsage
+
+_GROWN = 1.01
+"""A peak that grew by less has not grown: allocators move by a few MiB."""
+_STEADY_PARTS = 1.0
+"""How long a peak must not grow, in parts of the time that it took to reach it (python -m lab.pilots)."""
+_TRIES, _PAUSE_S, _LIMIT_S = 3, 10.0, 60.0
+_MOST_BYTES = 4096
+_WELL = ("COMPLETED", "TIMEOUT")
+Run = Tuple[int, int]
+"""Job and restarts."""
+
+
+class Order(NamedTuple):
+    """What the owner's process is started with."""
+
+    uid: int
+    key: str
+    gpu: str = "-"
+    peak: str = "-"
+    activity: str = "-"
+
+    @property
+    def words(self) -> Tuple[str, ...]:
+        """Its arguments."""
+        return self[1:]
+
+
+class _Growth(NamedTuple):
+    first: float
+    last: float
+    peak_mib: float
+
+
+class _Started(NamedTuple):
+    order: Order
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+    since: float
+    tries: int
+
+
+def is_pilot(claim: CommentRecord) -> bool:
+    """Whether tasks of its array wait for what it takes."""
+    return claim.hold is not None and claim.shards == 0 and bool(claim.fingerprint)
+
+
+class Pilots:
+    """Looks at the pilots of this node once a second; changes the waiting tasks in the background."""
+
+    def __init__(self, config: NodeConfig, log: Callable[[str], None]) -> None:
+        self._config = config
+        self._log = log
+        self._growth: Dict[Run, _Growth] = {}
+        self._done: Dict[Run, float] = {}
+        self._orders: List[Tuple[Order, float, int]] = []
+        """With when to start it, and how often that was tried."""
+        self._started: Optional[_Started] = None
+
+    def look(self, here: Mapping[int, NodeJob], usage: Mapping[int, JobUsage], now: float) -> None:
+        """Whose memory is steady, or who has run for as long as others wait."""
+        present = set()
+        for job_id, job in here.items():
+            run = (job_id, job.restarts)
+            if not is_pilot(job.claimed) or run in self._done:
+                continue
+            present.add(run)
+            used = usage[job_id]
+            if self._is_steady(run, used.peak_mib(), now):
+                self._done[run] = now
+                self._order(_order_of(job.uid, job.claimed, used.measured()), now)
+            elif time.time() - job.started > self._config.pilot_wait:
+                self._done[run] = now
+                self._order(Order(job.uid, job.claimed.fingerprint), now)
+        self._growth = {run: growth for run, growth in self._growth.items() if run in present}
+        self._done = {run: at for run, at in self._done.items() if run[0] in here}
+        self._work(now)
+
+    def ended(self, record: JobRecord, now: float) -> None:
+        """How Slurm says that a run ended: one that came to its end has shown what it takes."""
+        if is_pilot(record.claimed) and record.state in _WELL and record.measured.peak_mib:
+            self._order(_order_of(record.uid, record.claimed, record.measured), now)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be done."""
+        return bool(self._orders or self._started)
+
+    def close(self) -> None:
+        """What was started goes on by itself."""
+        if self._started is not None:
+            self._started.said.close()
+
+    def _is_steady(self, run: Run, peak_mib: Optional[float], now: float) -> bool:
+        if not peak_mib:
+            return False
+        before = self._growth.get(run)
+        if before is None or peak_mib > before.peak_mib * _GROWN:
+            self._growth[run] = _Growth(before.first if before else now, now, peak_mib)
+            return False
+        calm = max(self._config.pilot_steady_s, _STEADY_PARTS * (before.last - before.first))
+        return now - before.last >= calm
+
+    def _order(self, order: Order, now: float) -> None:
+        """The latest measurement of a script counts."""
+        self._orders = [one for one in self._orders if one[0][:2] != order[:2]]
+        self._orders.append((order, now, 0))
+
+    def _work(self, now: float) -> None:
+        if self._started is not None:
+            self._follow(self._started, now)
+        due = next((one for one in self._orders if one[1] <= now), None)
+        if due is not None and self._started is None:
+            self._orders.remove(due)
+            self._start(due[0], now, due[2])
+
+    def _follow(self, started: _Started, now: float) -> None:
+        code = started.process.poll()
+        if code is None:
+            if now - started.since > _LIMIT_S:
+                started.process.kill()
+            return
+        with started.said:
+            started.said.seek(0)
+            for line in started.said.read(_MOST_BYTES).decode(errors="replace").splitlines():
+                self._log(f"user {started.order.uid}: {line}")
+        self._started = None
+        if code:
+            self._again(started.order, now, started.tries)
+
+    def _again(self, order: Order, now: float, tries: int) -> None:
+        if tries + 1 < _TRIES:
+            self._orders.append((order, now + _PAUSE_S, tries + 1))
+        else:
+            self._log(f"user {order.uid}: tasks that wait for a measurement were not changed")
+
+    def _start(self, order: Order, now: float, tries: int) -> None:
+        said = os.fdopen(os.memfd_create("pilot"), "w+b")
+        try:
+            process = self._process(order, said)
+        except (OSError, KeyError, subprocess.SubprocessError) as error:
+            said.close()
+            self._log(f"user {order.uid}: {error}")
+            self._again(order, now, tries)
+            return
+        self._started = _Started(order, process, said, now, tries)
+
+    def _process(self, order: Order, said: IO[bytes]) -> subprocess.Popen[bytes]:
+        user = pwd.getpwuid(order.uid)
+        kept = {key: value for key, value in os.environ.items() if key.startswith(("SLURM_CONF", "GPUMEM_"))}
+        path = os.environ.get("PATH") or os.defpath
+        env = {**kept, **self._config.slurm_env, "PATH": path, "HOME": user.pw_dir, "USER": user.pw_name}
+        root = os.geteuid() == 0
+        return subprocess.Popen(
+            [sys.executable, "-I", "-m", "slurm_gpumem.submission.sweep.resize", *order.words],
+            user=user.pw_uid if root else None,
+            group=user.pw_gid if root else None,
+            extra_groups=[] if root else None,
+            stdin=subprocess.DEVNULL,
+            stdout=said.fileno(),
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def _order_of(uid: int, claim: CommentRecord, measured: Measurement) -> Order:
+    figures = max(measured.gpu.values(), key=lambda one: one.peak_mib or 0.0, default=None)
+    alone = figures.alone_sm if figures is not None else None
+    return Order(
+        uid,
+        claim.fingerprint,
+        claim.gpu or (figures.name if figures else "") or "-",
+        str(ceil(measured.peak_mib)) if measured.peak_mib else "-",
+        "-" if alone is None else str(max(1, round(100 * alone))),
+    )

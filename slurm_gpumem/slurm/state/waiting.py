@@ -1,0 +1,74 @@
+"""The pending tasks of one's own arrays, as Slurm has them: those that were not started yet share one row."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import List, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.formats.comment import CommentRecord, parse_record
+from slurm_gpumem.slurm.client import SlurmClient
+from slurm_gpumem.slurm.state.queue import TIMEOUT_S, array_tasks
+
+_COLUMNS = (
+    ("ArrayJobID", 16), ("NumCPUs", 16), ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
+)  # fmt: skip
+_FORMAT = ",".join([*(f"{name}:{width}" for name, width in _COLUMNS), "JobArrayID:65000"])
+_NAME = re.compile(r"([0-9]{1,10})_(?:\[([0-9,:-]+)(?:%([0-9]+))?\]|([0-9]{1,10}))")
+
+
+class WaitingTasks(NamedTuple):
+    """Tasks of one array that ask for the same."""
+
+    array: int
+    tasks: str
+    """As --array names them."""
+    cpus: int
+    partitions: Tuple[str, ...]
+    request: str
+    """Their --gres, as Slurm shows it."""
+    comment: str
+    record: CommentRecord
+    at_once: int = 0
+    """How many of the array may run at once; 0 for any number, or where they are no longer one row."""
+
+    @property
+    def name(self) -> str:
+        """As scontrol takes them all."""
+        return f"{self.array}_[{self.tasks}]"
+
+    @property
+    def first(self) -> str:
+        """One of them, as scontrol takes it."""
+        return f"{self.array}_{array_tasks(self.tasks)[0]}"
+
+    @property
+    def how_many(self) -> int:
+        """How many they are."""
+        return len(array_tasks(self.tasks))
+
+
+def waiting_tasks(client: SlurmClient) -> List[WaitingTasks]:
+    """One's own pending tasks that carry our record."""
+    argv = ["squeue", "-h", "-a", "-u", str(os.geteuid()), "-t", "PENDING", "-O", _FORMAT]
+    text = client.run(argv, timeout_s=TIMEOUT_S)
+    return [found for found in map(_parse, text.split("\n")) if found is not None]
+
+
+def _parse(line: str) -> Optional[WaitingTasks]:
+    at, values = 0, []
+    for _, width in _COLUMNS:
+        values.append(line[at : at + width].strip())
+        at += width
+    array, cpus, partitions, request, comment = values
+    name, record = _NAME.fullmatch(line[at:].strip()), parse_record(comment)
+    if name is None or record is None or name[1] != array or not cpus.isdigit():
+        return None
+    tasks = name[2] or name[4]
+    try:
+        array_tasks(tasks)
+    except UsageError:
+        return None
+    of = tuple(partitions.split(","))
+    return WaitingTasks(int(array), tasks, int(cpus), of, request, comment, record, int(name[3] or 0))

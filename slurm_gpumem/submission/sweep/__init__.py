@@ -1,0 +1,1 @@
+"""Arrays of which nothing is known: one task runs first and is measured, the others get its share."""

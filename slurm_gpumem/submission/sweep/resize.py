@@ -1,0 +1,177 @@
+"""When an array's first task is measured: the waiting ones ask for what it took, and start.
+
+`python -I -m slurm_gpumem.submission.sweep.resize KEY GPU PEAK ACTIVITY`: the sampler of the task's node
+starts it as the job's owner, whose right it is to change their own jobs. KEY names the script, PEAK is in
+MiB and ACTIVITY in percent ("-" where it is not known); without a peak the tasks start on whole GPUs, as
+they were submitted. What it did already it does not do again: it may be killed anywhere and run at any time.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.config.load import load_config
+from slurm_gpumem.config.paths import site_config_path
+from slurm_gpumem.config.recovery import load_recovery_config
+from slurm_gpumem.errors import GpumemError, SlurmError
+from slurm_gpumem.formats.comment import CommentRecord, append_record, format_record, own_words
+from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.gres import held_by, replaced
+from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.state.waiting import WaitingTasks, waiting_tasks
+from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
+from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, Option
+from slurm_gpumem.submission.candidate_gpus import find_candidates
+from slurm_gpumem.submission.job.settings import ENVIRONMENT, JobSettings, OwnOptions, Setting
+from slurm_gpumem.submission.needs import estimate_needs
+from slurm_gpumem.submission.plan import Plan
+from slurm_gpumem.submission.rules import choose_request
+from slurm_gpumem.submission.sbatch_call import record_of
+from slurm_gpumem.submission.share.request import fits_somewhere
+from slurm_gpumem.submission.submission import MeasuredRun, RawInput, Submission, Workload
+from slurm_gpumem.submission.sweep.pilot import CPUS, MEMORY
+from slurm_gpumem.units import format_mib
+
+ONE = 1
+"""The limit that an array was submitted with."""
+
+
+class Change(NamedTuple):
+    """What becomes of the tasks that wait."""
+
+    fields: Dict[str, str]
+    """For scontrol; none where they start as they are."""
+    shards: int = 0
+    on_each: int = 0
+    """How many of them fit on one GPU."""
+
+
+def resize(
+    slurm: Controller, waiting: Sequence[WaitingTasks], key: str, run: Optional[MeasuredRun]
+) -> List[str]:
+    """Change and release the tasks that wait for the run of this script; a line on each array."""
+    lines = []
+    for tasks in waiting:
+        record = tasks.record
+        if record.hold is None or record.fingerprint != key:
+            continue
+        waits = record.shards == 0
+        if waits or tasks.at_once == ONE != record.hold:
+            change = _change(tasks, run) if run is not None and waits else Change({})
+            lines.append(_carried_out(slurm, tasks, record, change, run))
+    return lines
+
+
+def _carried_out(
+    slurm: Controller, tasks: WaitingTasks, record: CommentRecord, change: Change, run: Optional[MeasuredRun]
+) -> str:
+    refused = ""
+    if change.fields:
+        try:
+            slurm.update(tasks.name, **change.fields)
+            now = slurm.job(tasks.first)
+            wanted = held_by(change.fields["Gres"])
+            if now is not None and held_by(now.request) != wanted:
+                refused = f"Slurm shows {now.request} after a change to {change.fields['Gres']}"
+        except SlurmError as error:
+            refused = str(error)
+    if tasks.at_once == ONE != record.hold:
+        # Whatever came of it: nobody waits for ever. The limit is the array's own and so is changed there.
+        slurm.update(str(tasks.array), ArrayTaskThrottle=str(record.hold))
+    if refused:
+        return f"array {tasks.array}: its tasks start on whole GPUs: {refused}"
+    if not change.shards or run is None:
+        return f"array {tasks.array}: its tasks start on whole GPUs"
+    return (
+        f"array {tasks.array}: {format_mib(run.peak_mib)} measured, {tasks.how_many} tasks at "
+        f"{change.shards} shards, {change.on_each} on each GPU"
+    )
+
+
+def _change(tasks: WaitingTasks, run: MeasuredRun) -> Change:
+    try:
+        plan = _plan(tasks, run)
+    except GpumemError:
+        return Change({})  # larger than any GPU in reach, or Slurm does not say what it has
+    request = plan.request if plan is not None else None
+    held = held_by(tasks.request)
+    if plan is None or request is None or not plan.shared or request.whole_gpu or held is None:
+        return Change({})
+    fields = {"Gres": replaced(tasks.request, request.gres)}
+    own = tasks.record.host.split("+")
+    if CPUS in own and plan.host.cpus:
+        fields.update(dict.fromkeys(("NumCPUs", "CPUsPerTask", "MinCPUsNode"), str(plan.host.cpus)))
+    if MEMORY in own and plan.host.memory_mib:
+        fields["MinMemoryNode"] = str(plan.host.memory_mib)
+    new = record_of(plan)._replace(
+        on_oom=tasks.record.on_oom,
+        model=tasks.record.model,
+        fingerprint=tasks.record.fingerprint,
+        hold=tasks.record.hold,
+        host=tasks.record.host,
+    )
+    comment = append_record(own_words(tasks.comment) or None, format_record(new))
+    if comment is not None:
+        fields["Comment"] = comment
+    return Change(fields, request.units, request.per_gpu // request.units)
+
+
+def _plan(tasks: WaitingTasks, run: MeasuredRun) -> Optional[Plan]:
+    """What is asked for such a task; None where what was measured says nothing of the GPUs in its reach."""
+    asked = _asked(tasks)
+    workload = Workload(script=tasks.record.fingerprint, measured=run)
+    candidates = find_candidates(asked)
+    needs = estimate_needs(asked, workload, candidates)
+    known = {kind.gpu_type for kind, one in zip(candidates.kinds, needs.on) if one.estimate}
+    if len(known) != 1:
+        return None
+    if not all(one.estimate for one in needs.on):
+        # It was measured on one type of those in reach: there the others are to run, too.
+        asked = asked._replace(gpus=asked.gpus._replace(gpu_type=known.pop()))
+        candidates = find_candidates(asked)
+        needs = estimate_needs(asked, workload, candidates)
+    if not fits_somewhere(candidates.kinds, needs.needs):
+        return None
+    return choose_request(asked, workload, candidates, needs)
+
+
+def _asked(tasks: WaitingTasks) -> Submission:
+    """The submission, as far as it decides about a share, from what Slurm has of it."""
+    held = held_by(tasks.request)
+    gpu = f"gpu:{held.gpu_type}:1" if held and held.gpu_type else "gpu:1"
+    given = {"partition": ",".join(tasks.partitions), "gres": replaced(tasks.request, gpu)}
+    if CPUS not in tasks.record.host.split("+"):
+        given["cpus-per-task"] = str(tasks.cpus)
+    line = CommandLine(tuple(Option(name, text, ()) for name, text in given.items()), None, (), het_job=False)
+    slow = tasks.record.slow
+    settings = JobSettings({"max-slowdown": Setting(slow, "its comment", ENVIRONMENT)} if slow else {})
+    options = merge_wishes(line.options, {}, ())
+    config = load_config()
+    raw = RawInput(line, OwnOptions({}), None, plain=True)
+    return Submission(raw, settings, config, options, gpu_wish(options, None), learns=True)
+
+
+def _measured(words: Sequence[str]) -> Tuple[str, Optional[MeasuredRun]]:
+    key, gpu, peak, activity = words
+    if not peak.isdigit():
+        return key, None
+    return key, MeasuredRun(gpu, int(peak), int(activity) if activity.isdigit() else None)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point; what it did, a line on each array, on standard output."""
+    key, run = _measured(argv)
+    config = load_recovery_config(site_config_path())
+    client = Commands(config.slurm_env, config.slurm_bin)
+    try:
+        for line in resize(Controller(client), waiting_tasks(client), key, run):
+            print(line)
+    except GpumemError as error:
+        print(f"tasks that wait for a measurement stay as they are: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
