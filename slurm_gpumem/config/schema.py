@@ -79,8 +79,8 @@ SHARING = Section(
             "pilot_wait",
             DURATION,
             "1h",
-            "how long the tasks of an array of which nothing is known wait for the first one's measurement; then "
-            "they start on whole GPUs",
+            "how long an array whose script has not run yet waits for what its first task takes, before all "
+            "start on whole GPUs",
         ),
         Key(
             "unknown_activity",

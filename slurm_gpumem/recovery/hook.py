@@ -22,6 +22,7 @@ from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.recovery.requeue import Book, Outcome, Requeue
+from slurm_gpumem.recovery.siblings import raise_waiting
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.state.controller import Controller
@@ -115,13 +116,16 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
     if name is None:
         return
     began = time.monotonic()
-    slurm, deadline = Controller(Commands(config.slurm_env, config.slurm_bin)), began + PATIENCE_S
+    client = Commands(config.slurm_env, config.slurm_bin)
+    slurm, deadline = Controller(client), began + PATIENCE_S
     site = _site(slurm, deadline)
     with lock(site.state, name, _LOCK_S) as ours:
         if ours:
             run = int(env.get("SLURM_JOB_RESTART_COUNT") or 0)
             outcome = Requeue(slurm, config, site, deadline).recover(name, run)
             log(f"job {name}: {_outcome_text(outcome)} ({time.monotonic() - began:.2f} s)")
+            if outcome.job is not None and outcome.decision is not None:
+                log(raise_waiting(client, slurm, outcome.job, outcome.decision) or "")
     with lock(site.state, SWEEP) as ours:
         if ours and is_due(site.state, _SWEEP_EVERY_S):
             for line in sweep(slurm, config, site, deadline, but=name):
@@ -148,6 +152,8 @@ def sweep(
 def log(message: str) -> None:
     """One line in the system's log; silence where there is none."""
     line = " ".join(message.split())[:1000]
+    if not line:
+        return
     path = os.environ.get("GPUMEM_RECOVERY_LOG")
     if path:
         try:

@@ -156,6 +156,9 @@ class Outcome(NamedTuple):
 
     requeued: bool
     reason: str
+    job: Optional[Job] = None
+    decision: Optional[Decision] = None
+    """Of a job that was changed and let go: what was decided about it."""
 
 
 class Requeue:
@@ -192,7 +195,7 @@ class Requeue:
                 if job.held:
                     self._try(lambda: self._slurm.release(name))
                     continue
-                return Outcome(True, decision.reason)
+                return Outcome(True, decision.reason, job, decision)
             if not (job.held or ended):
                 return Outcome(False, f"it is {job.state} ({job.reason})")
             if decision is None:

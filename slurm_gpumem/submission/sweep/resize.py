@@ -19,7 +19,6 @@ from slurm_gpumem.formats.comment import CommentRecord, append_record, format_re
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.state.controller import Controller
-from slurm_gpumem.slurm.state.waiting import WaitingTasks, waiting_tasks
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, Option
 from slurm_gpumem.submission.candidate_gpus import find_candidates
@@ -31,6 +30,7 @@ from slurm_gpumem.submission.sbatch_call import record_of
 from slurm_gpumem.submission.share.request import fits_somewhere
 from slurm_gpumem.submission.submission import MeasuredRun, RawInput, Submission, Workload
 from slurm_gpumem.submission.sweep.pilot import CPUS, MEMORY
+from slurm_gpumem.submission.sweep.waiting import WaitingTasks, waiting_tasks
 from slurm_gpumem.units import format_mib
 
 ONE = 1

@@ -1,4 +1,4 @@
-"""The pending tasks of one's own arrays, as Slurm has them: those that were not started yet share one row."""
+"""The pending tasks of a user's arrays, as Slurm has them: those that were not started yet share one row."""
 
 from __future__ import annotations
 
@@ -49,9 +49,19 @@ class WaitingTasks(NamedTuple):
         return len(array_tasks(self.tasks))
 
 
-def waiting_tasks(client: SlurmClient) -> List[WaitingTasks]:
-    """One's own pending tasks that carry our record."""
-    argv = ["squeue", "-h", "-a", "-u", str(os.geteuid()), "-t", "PENDING", "-O", _FORMAT]
+def waiting_tasks(client: SlurmClient, uid: Optional[int] = None) -> List[WaitingTasks]:
+    """A user's pending tasks that carry our record; one's own without a number."""
+    argv = [
+        "squeue",
+        "-h",
+        "-a",
+        "-u",
+        str(os.geteuid() if uid is None else uid),
+        "-t",
+        "PENDING",
+        "-O",
+        _FORMAT,
+    ]
     text = client.run(argv, timeout_s=TIMEOUT_S)
     return [found for found in map(_parse, text.split("\n")) if found is not None]
 
