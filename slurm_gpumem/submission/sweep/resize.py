@@ -15,10 +15,11 @@ from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import load_recovery_config
 from slurm_gpumem.errors import GpumemError, SlurmError
-from slurm_gpumem.formats.comment import CommentRecord, append_record, format_record, own_words
+from slurm_gpumem.formats.comment import CommentRecord, append_record, format_record, own_words, parse_record
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.state.controller import Controller
+from slurm_gpumem.slurm.state.waiting import WaitingTasks, waiting_tasks
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, Option
 from slurm_gpumem.submission.candidate_gpus import find_candidates
@@ -30,7 +31,6 @@ from slurm_gpumem.submission.sbatch_call import record_of
 from slurm_gpumem.submission.share.request import fits_somewhere
 from slurm_gpumem.submission.submission import MeasuredRun, RawInput, Submission, Workload
 from slurm_gpumem.submission.sweep.pilot import CPUS, MEMORY
-from slurm_gpumem.submission.sweep.waiting import WaitingTasks, waiting_tasks
 from slurm_gpumem.units import format_mib
 
 ONE = 1
@@ -53,12 +53,12 @@ def resize(
     """Change and release the tasks that wait for the run of this script; a line on each array."""
     lines = []
     for tasks in waiting:
-        record = tasks.record
-        if record.hold is None or record.fingerprint != key:
+        record = parse_record(tasks.comment)
+        if record is None or record.hold is None or record.fingerprint != key:
             continue
         waits = record.shards == 0
         if waits or tasks.at_once == ONE != record.hold:
-            change = _change(tasks, run) if run is not None and waits else Change({})
+            change = _change(tasks, record, run) if run is not None and waits else Change({})
             lines.append(_carried_out(slurm, tasks, record, change, run))
     return lines
 
@@ -89,9 +89,9 @@ def _carried_out(
     )
 
 
-def _change(tasks: WaitingTasks, run: MeasuredRun) -> Change:
+def _change(tasks: WaitingTasks, record: CommentRecord, run: MeasuredRun) -> Change:
     try:
-        plan = _plan(tasks, run)
+        plan = _plan(tasks, record, run)
     except GpumemError:
         return Change({})  # larger than any GPU in reach, or Slurm does not say what it has
     request = plan.request if plan is not None else None
@@ -99,28 +99,28 @@ def _change(tasks: WaitingTasks, run: MeasuredRun) -> Change:
     if plan is None or request is None or not plan.shared or request.whole_gpu or held is None:
         return Change({})
     fields = {"Gres": replaced(tasks.request, request.gres)}
-    own = tasks.record.host.split("+")
+    own = record.host.split("+")
     if CPUS in own and plan.host.cpus:
         fields.update(dict.fromkeys(("NumCPUs", "CPUsPerTask", "MinCPUsNode"), str(plan.host.cpus)))
     if MEMORY in own and plan.host.memory_mib:
         fields["MinMemoryNode"] = str(plan.host.memory_mib)
     new = record_of(plan)._replace(
-        on_oom=tasks.record.on_oom,
-        model=tasks.record.model,
-        fingerprint=tasks.record.fingerprint,
-        hold=tasks.record.hold,
-        host=tasks.record.host,
+        on_oom=record.on_oom,
+        model=record.model,
+        fingerprint=record.fingerprint,
+        hold=record.hold,
+        host=record.host,
     )
-    comment = append_record(own_words(tasks.comment) or None, format_record(new))
+    comment = append_record(own_words, parse_record(tasks.comment) or None, format_record(new))
     if comment is not None:
         fields["Comment"] = comment
     return Change(fields, request.units, request.per_gpu // request.units)
 
 
-def _plan(tasks: WaitingTasks, run: MeasuredRun) -> Optional[Plan]:
+def _plan(tasks: WaitingTasks, record: CommentRecord, run: MeasuredRun) -> Optional[Plan]:
     """What is asked for such a task; None where what was measured says nothing of the GPUs in its reach."""
-    asked = _asked(tasks)
-    workload = Workload(script=tasks.record.fingerprint, measured=run)
+    asked = _asked(tasks, record)
+    workload = Workload(script=record.fingerprint, measured=run)
     candidates = find_candidates(asked)
     needs = estimate_needs(asked, workload, candidates)
     known = {kind.gpu_type for kind, one in zip(candidates.kinds, needs.on) if one.estimate}
@@ -136,15 +136,15 @@ def _plan(tasks: WaitingTasks, run: MeasuredRun) -> Optional[Plan]:
     return choose_request(asked, workload, candidates, needs)
 
 
-def _asked(tasks: WaitingTasks) -> Submission:
+def _asked(tasks: WaitingTasks, record: CommentRecord) -> Submission:
     """The submission, as far as it decides about a share, from what Slurm has of it."""
     held = held_by(tasks.request)
     gpu = f"gpu:{held.gpu_type}:1" if held and held.gpu_type else "gpu:1"
     given = {"partition": ",".join(tasks.partitions), "gres": replaced(tasks.request, gpu)}
-    if CPUS not in tasks.record.host.split("+"):
+    if CPUS not in record.host.split("+"):
         given["cpus-per-task"] = str(tasks.cpus)
     line = CommandLine(tuple(Option(name, text, ()) for name, text in given.items()), None, (), het_job=False)
-    slow = tasks.record.slow
+    slow = record.slow
     settings = JobSettings({"max-slowdown": Setting(slow, "its comment", ENVIRONMENT)} if slow else {})
     options = merge_wishes(line.options, {}, ())
     config = load_config()

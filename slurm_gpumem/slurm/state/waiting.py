@@ -7,7 +7,6 @@ import re
 from typing import List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.state.queue import TIMEOUT_S, array_tasks
 
@@ -29,7 +28,6 @@ class WaitingTasks(NamedTuple):
     request: str
     """Their --gres, as Slurm shows it."""
     comment: str
-    record: CommentRecord
     at_once: int = 0
     """How many of the array may run at once; 0 for any number, or where they are no longer one row."""
 
@@ -50,7 +48,7 @@ class WaitingTasks(NamedTuple):
 
 
 def waiting_tasks(client: SlurmClient, uid: Optional[int] = None) -> List[WaitingTasks]:
-    """A user's pending tasks that carry our record; one's own without a number."""
+    """A user's pending tasks of arrays; one's own without a number."""
     argv = [
         "squeue",
         "-h",
@@ -72,8 +70,8 @@ def _parse(line: str) -> Optional[WaitingTasks]:
         values.append(line[at : at + width].strip())
         at += width
     array, cpus, partitions, request, comment = values
-    name, record = _NAME.fullmatch(line[at:].strip()), parse_record(comment)
-    if name is None or record is None or name[1] != array or not cpus.isdigit():
+    name = _NAME.fullmatch(line[at:].strip())
+    if name is None or name[1] != array or not cpus.isdigit():
         return None
     tasks = name[2] or name[4]
     try:
@@ -81,4 +79,4 @@ def _parse(line: str) -> Optional[WaitingTasks]:
     except UsageError:
         return None
     of = tuple(partitions.split(","))
-    return WaitingTasks(int(array), tasks, int(cpus), of, request, comment, record, int(name[3] or 0))
+    return WaitingTasks(int(array), tasks, int(cpus), of, request, comment, int(name[3] or 0))
