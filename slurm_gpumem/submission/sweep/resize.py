@@ -111,7 +111,7 @@ def _change(tasks: WaitingTasks, record: CommentRecord, run: MeasuredRun) -> Cha
         hold=record.hold,
         host=record.host,
     )
-    comment = append_record(own_words, parse_record(tasks.comment) or None, format_record(new))
+    comment = append_record(own_words(tasks.comment) or None, format_record(new))
     if comment is not None:
         fields["Comment"] = comment
     return Change(fields, request.units, request.per_gpu // request.units)
