@@ -72,12 +72,13 @@ def measured_repeats(folder: Path = DATA) -> List[List[int]]:
     found: Dict[str, Dict[str, int]] = {}
     for path in sorted(folder.glob("*/rows*.jsonl.gz")):
         for row in read_rows(path):
-            if row.get("process_bytes") and row.get("run") and not _disturbed(row):
+            if row.get("process_bytes") and row.get("run") and not disturbed(row):
                 found.setdefault(row["key"], {})[_when(row["run"])] = row["process_bytes"] // MIB
     return [[peaks[when] for when in sorted(peaks)] for peaks in found.values()]
 
 
-def _disturbed(row: Mapping[str, object]) -> bool:
+def disturbed(row: Mapping[str, object]) -> bool:
+    """Whether a measured run failed, or others spoiled it."""
     return any(row.get(word) for word in ("error", "oom", "spoiled"))
 
 
