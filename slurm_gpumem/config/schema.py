@@ -237,7 +237,7 @@ DEVCLUSTER = Section(
         Key("slurm_every_s", SECONDS, 60, "between two questions to Slurm about one of the node's jobs"),
         Key("idle_exit_s", SECONDS, 30, "the sampler ends when no shared job has been here for this long"),
         Key("grace_s", SECONDS, 1, "how long a job may be above its shards before something is done"),
-        Key("pilot_steady_s", SECONDS, 60, "how long the peak of an array's first task must stand still"),
+        Key("pilot_steady_s", SECONDS, 300, "how long the peak of an array's first task must stand still"),
         Key("least_slot_s", AT_LEAST_ONE, 600, "the shortest slot that a job may ask for"),
     ),
 )

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from math import ceil
-from typing import IO, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import IO, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
@@ -23,7 +23,8 @@ from slurm_gpumem.node.sampler.usage import JobUsage
 _GROWN = 1.01
 """A peak that grew by less has not grown: allocators move by a few MiB."""
 _STEADY_PARTS = 1.0
-"""How long a peak must not grow, in parts of the time that it took to reach it (python -m lab.pilots)."""
+"""How long a peak must not grow, in parts of the time that it took to reach it (python -m lab.pilots); what
+grows later, as evaluations do, is seen while the first task runs on, ahead of the others."""
 _TRIES, _PAUSE_S, _LIMIT_S = 3, 10.0, 60.0
 _MOST_BYTES = 4096
 _WELL = ("COMPLETED", "TIMEOUT")
@@ -61,8 +62,13 @@ class _Started(NamedTuple):
 
 
 def is_pilot(claim: CommentRecord) -> bool:
-    """Whether tasks of its array wait for what it takes."""
-    return claim.hold is not None and claim.shards == 0 and bool(claim.fingerprint)
+    """Whether tasks of its array may wait for what it takes."""
+    return claim.hold is not None and bool(claim.fingerprint)
+
+
+def _told_mib(claim: CommentRecord) -> float:
+    """The peak by which those that wait were changed, as far as its own request shows."""
+    return float(claim.estimate_mib or 0) if claim.shards else 0.0
 
 
 class Pilots:
@@ -72,33 +78,36 @@ class Pilots:
         self._config = config
         self._log = log
         self._growth: Dict[Run, _Growth] = {}
-        self._done: Dict[Run, float] = {}
+        self._told: Dict[Run, float] = {}
+        """The peaks by which those that wait were changed."""
+        self._waited_for: Set[Run] = set()
+        """Those whose array has waited for long enough."""
         self._orders: List[Tuple[Order, float, int]] = []
         """With when to start it, and how often that was tried."""
         self._started: Optional[_Started] = None
 
     def look(self, here: Mapping[int, NodeJob], usage: Mapping[int, JobUsage], now: float) -> None:
-        """Whose memory is steady, or who has run for as long as others wait."""
-        present = set()
-        for job_id, job in here.items():
-            run = (job_id, job.restarts)
-            if not is_pilot(job.claimed) or run in self._done:
-                continue
-            present.add(run)
-            used = usage[job_id]
-            if self._is_steady(run, used.peak_mib(), now):
-                self._done[run] = now
+        """Whose memory is steady, who grew after that, and who has run for as long as others wait."""
+        present = {(job_id, job.restarts) for job_id, job in here.items() if is_pilot(job.claimed)}
+        for run in present:
+            job, used = here[run[0]], usage[run[0]]
+            peak_mib, told = used.peak_mib() or 0.0, self._told.get(run, _told_mib(job.claimed))
+            if peak_mib > told * _GROWN if told else self._is_steady(run, peak_mib, now):
+                self._told[run] = peak_mib
                 self._order(_order_of(job.uid, job.claimed, used.measured()), now)
-            elif time.time() - job.started > self._config.pilot_wait:
-                self._done[run] = now
-                self._order(Order(job.uid, job.claimed.fingerprint), now)
+            elif not told and run not in self._waited_for:
+                if time.time() - job.started > self._config.pilot_wait:
+                    self._waited_for.add(run)
+                    self._order(Order(job.uid, job.claimed.fingerprint), now)
         self._growth = {run: growth for run, growth in self._growth.items() if run in present}
-        self._done = {run: at for run, at in self._done.items() if run[0] in here}
+        self._told = {run: mib for run, mib in self._told.items() if run in present}
+        self._waited_for &= present
         self._work(now)
 
     def ended(self, record: JobRecord, now: float) -> None:
         """How Slurm says that a run ended: one that came to its end has shown what it takes."""
-        if is_pilot(record.claimed) and record.state in _WELL and record.measured.peak_mib:
+        peak_mib = record.measured.peak_mib or 0.0
+        if is_pilot(record.claimed) and record.state in _WELL and peak_mib > _told_mib(record.claimed):
             self._order(_order_of(record.uid, record.claimed, record.measured), now)
 
     @property
@@ -111,7 +120,7 @@ class Pilots:
         if self._started is not None:
             self._started.said.close()
 
-    def _is_steady(self, run: Run, peak_mib: Optional[float], now: float) -> bool:
+    def _is_steady(self, run: Run, peak_mib: float, now: float) -> bool:
         if not peak_mib:
             return False
         before = self._growth.get(run)

@@ -56,7 +56,7 @@ def resize(
         record = parse_record(tasks.comment)
         if record is None or record.hold is None or record.fingerprint != key:
             continue
-        waits = record.shards == 0
+        waits = not record.shards or (run is not None and run.peak_mib > (record.estimate_mib or 0))
         if waits or tasks.at_once == ONE != record.hold:
             change = _change(tasks, record, run) if run is not None and waits else Change({})
             lines.append(_carried_out(slurm, tasks, record, change, run))
