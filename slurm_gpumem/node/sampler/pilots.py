@@ -95,10 +95,9 @@ class Pilots:
             if peak_mib > told * _GROWN if told else self._is_steady(run, peak_mib, now):
                 self._told[run] = peak_mib
                 self._order(_order_of(job.uid, job.claimed, used.measured()), now)
-            elif not told and run not in self._waited_for:
-                if time.time() - job.started > self._config.pilot_wait:
-                    self._waited_for.add(run)
-                    self._order(Order(job.uid, job.claimed.fingerprint), now)
+            elif not told and run not in self._waited_for and self._waited_enough(job):
+                self._waited_for.add(run)
+                self._order(Order(job.uid, job.claimed.fingerprint), now)
         self._growth = {run: growth for run, growth in self._growth.items() if run in present}
         self._told = {run: mib for run, mib in self._told.items() if run in present}
         self._waited_for &= present
@@ -119,6 +118,9 @@ class Pilots:
         """What was started goes on by itself."""
         if self._started is not None:
             self._started.said.close()
+
+    def _waited_enough(self, job: NodeJob) -> bool:
+        return time.time() - job.started > self._config.pilot_wait
 
     def _is_steady(self, run: Run, peak_mib: float, now: float) -> bool:
         if not peak_mib:
