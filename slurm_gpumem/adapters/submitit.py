@@ -18,6 +18,10 @@ from slurm_gpumem.api import decide
 from slurm_gpumem.terminal.say import say
 
 SHARE = "share"
+DEFAULT_AT_ONCE = 256
+"""submitit's own for array_parallelism."""
+_SCRIPT = "#!/bin/sh\npython -u -m submitit.core._submit\n"
+"""What submitit's scripts have in common: what runs stands in a file."""
 _NOT_SBATCH = (
     "additional_parameters", "array_parallelism", "map_count", "num_gpus", "setup", "signal_delay_s",
     "srun_args", "stderr_to_stdout", "teardown", "use_srun",
@@ -45,7 +49,7 @@ class GpumemExecutor(SlurmExecutor):
     def _internal_process_submissions(self, delayed_submissions: List[Any]) -> List[Any]:
         """Decided now, when all parameters are known; arrays copy them into an executor of submitit's own."""
         given = self.parameters
-        self.parameters = with_share(given, self._share)
+        self.parameters = with_share(given, self._share, len(delayed_submissions))
         try:
             found: List[Any] = super()._internal_process_submissions(delayed_submissions)
             return found
@@ -58,13 +62,18 @@ class GpumemExecutor(SlurmExecutor):
         return min(1, super().affinity())
 
 
-def with_share(parameters: Mapping[str, Any], share: Mapping[str, Any]) -> Dict[str, Any]:
-    """submitit's parameters of a job with those that ask for its share; as they are where it gets none."""
+def with_share(parameters: Mapping[str, Any], share: Mapping[str, Any], tasks: int = 1) -> Dict[str, Any]:
+    """submitit's parameters of a job with those that ask for its share; as they are where it gets none.
+
+    Of an array of which nothing is known the first task is measured, and the others get what it took.
+    """
     more = {str(key): value for key, value in (parameters.get("additional_parameters") or {}).items()}
     options = {
         key: value for key, value in parameters.items() if key not in _NOT_SBATCH and value is not None
     }
-    decision = decide("#!/bin/sh\n", sbatch={**options, **more}, **share)
+    if tasks > 1:
+        options["array"] = f"0-{tasks - 1}%{parameters.get('array_parallelism') or DEFAULT_AT_ONCE}"
+    decision = decide(_SCRIPT, sbatch={**options, **more}, **share)
     for warning in decision.warnings:
         say(f"warning: {warning}")
     if decision.gres is None:
@@ -74,7 +83,10 @@ def with_share(parameters: Mapping[str, Any], share: Mapping[str, Any]) -> Dict[
     kept = {key: value for key, value in parameters.items() if key not in _GPUS}
     more = {key: value for key, value in more.items() if key.replace("-", "_") not in _GPUS}
     known = SlurmExecutor._valid_parameters()
-    for name, value in decision.options.items():
+    asked = dict(decision.options)
+    if asked.pop("array", "").endswith("%1"):
+        kept["array_parallelism"] = 1
+    for name, value in asked.items():
         key = name.replace("-", "_")
         if key in known:
             kept[key] = value

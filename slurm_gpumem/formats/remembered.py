@@ -22,6 +22,8 @@ SCHEMA = "gpumem-remembered/1"
 NAME = "remembered.json"
 SCRIPT_MARK = "s"
 """Begins the fingerprint of a script of which nothing else is known; a model's is hexadecimal."""
+ONCE_MARK = "once"
+"""Begins that of an array's tasks, which say nothing of any other submission: it is never remembered."""
 _MOST_BYTES, _MOST_PEAKS = 16 * MIB, 100
 
 PeaksByGpu = Mapping[str, Sequence[int]]

@@ -100,6 +100,8 @@ def _with_remarks(plan: Plan) -> Plan:
 def _by_earlier_runs(asked: Submission) -> Plan:
     """A share by what earlier runs of the script measured; its own options where it has not run yet."""
     from slurm_gpumem.accounting.new_runs import note_new_runs
+    from slurm_gpumem.submission.job.script_key import key_of_one_submission, reads_its_task
+    from slurm_gpumem.submission.sweep.pilot import tasks_at_once, with_pilot
 
     named: List[str] = []
     key = key_of_script(asked, named)
@@ -110,7 +112,11 @@ def _by_earlier_runs(asked: Submission) -> Plan:
     if any(map(has_gpu_step, named)):
         unlike = "an srun in a script that it starts asks for a GPU itself"
     if unlike:
-        return plan._replace(kept_because=unlike)
+        if not reads_its_task(asked.text, asked.command) or tasks_at_once(asked) is None:
+            return plan._replace(kept_because=unlike)
+        # Of its array the first task can still be measured for the others.
+        key = key_of_one_submission()
+        plan = plan._replace(workload=Workload(script=key))
     note_new_runs()
     try:
         candidates = find_candidates(asked)
@@ -129,8 +135,6 @@ def _by_earlier_runs(asked: Submission) -> Plan:
     workload = plan.workload._replace(mem_mib=first_mib)
     needs = estimate_needs(asked, workload, candidates)
     if not first_mib and not all(one.estimate for one in needs.on):
-        from slurm_gpumem.submission.sweep.pilot import with_pilot
-
         return with_pilot(plan, candidates, needs)
     if not fits_somewhere(candidates.kinds, needs.needs):
         return plan._replace(kept_because="earlier runs took more than a GPU here has")

@@ -70,6 +70,20 @@ def test_a_function_runs_with_the_share_that_its_model_needs(
     assert "gpumem/1:est=" in comment
 
 
+def test_an_array_of_which_nothing_is_known_has_its_first_task_measured(
+    on_cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = {"gpus_per_node": 1, "partition": "gpu", "array_parallelism": 20}
+    first, again = (with_share(parameters, {}, tasks=6) for _ in range(2))
+    assert first["array_parallelism"] == 1
+    assert "gpus_per_node" not in first
+    assert ",hold=20," in first["comment"]
+    assert "one task is measured first" in capsys.readouterr().err
+    # What one array took says nothing of the next: its functions are others.
+    assert "fp=once" in first["comment"] and first["comment"] != again["comment"]
+    assert with_share(parameters, {}) == parameters
+
+
 def test_every_task_of_an_array_has_it_too(on_cluster: Cluster, tmp_path: Path) -> None:
     executor = GpumemExecutor(tmp_path / "log", mem="6G")
     executor.update_parameters(time=5, gpus_per_node=1, mem="64M")

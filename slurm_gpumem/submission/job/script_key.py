@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set
 
-from slurm_gpumem.formats.remembered import SCRIPT_MARK
+from slurm_gpumem.formats.remembered import ONCE_MARK, SCRIPT_MARK
 
 _IGNORED = re.compile(
     r"(?:.*[-_.])?(?:seed|lr|learning[-_]?rate|min[-_]?lr|weight[-_]?decay|wd|momentum|beta[12]|epochs?|"
@@ -77,9 +77,19 @@ def why_never_same(text: str, command: Sequence[str], *, pty: bool) -> str:
     shell = len(command) == 1 and os.path.basename(command[0]) in _SHELLS
     if pty or shell or any(re.search(_SESSION, one) for one in texts):
         return "somebody works in it, so that no two runs need the same memory"
-    if any(re.search(_READS_ITS_TASK, one) for one in texts):
+    if reads_its_task(text, command):
         return "its script is the same for every task, and does not say what runs"
     return ""
+
+
+def reads_its_task(text: str, command: Sequence[str]) -> bool:
+    """Whether what it runs is in a file, as submitit, Hydra and Nextflow do: alike in an array at most."""
+    return any(re.search(_READS_ITS_TASK, one) for one in (text, " ".join(command)))
+
+
+def key_of_one_submission() -> str:
+    """A word that no other submission has, and that nothing is remembered by."""
+    return f"{ONCE_MARK}{os.urandom(7).hex()}"
 
 
 def script_key(

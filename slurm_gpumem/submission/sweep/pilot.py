@@ -14,11 +14,12 @@ from slurm_gpumem.slurm.state.queue import array_tasks
 from slurm_gpumem.slurm.submit.sbatch import SBATCH
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
 from slurm_gpumem.submission.needs import Needs
-from slurm_gpumem.submission.plan import NOT_RUN_YET, Plan
+from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.share.host import host_share, named_cpus, names_cpus
 from slurm_gpumem.submission.share.request import whole_gpu
 from slurm_gpumem.submission.submission import Submission
 
+ONE_FIRST = "one task is measured first, the others then share by what it took"
 CPUS, MEMORY = "cpus", "mem"
 """What of the host a task has not asked for itself, and so gets in proportion to its share."""
 
@@ -38,7 +39,7 @@ def with_pilot(plan: Plan, candidates: CandidateGpus, needs: Needs) -> Plan:
         asked.config.sharing,
         gpu_type=candidates.gpu_type,
         gpu_keeps_off_shards=candidates.gpu_keeps_off_shards,
-        reason=NOT_RUN_YET,
+        reason=ONE_FIRST,
     )
     host = host_share(request, kinds, asked.config.sharing, named_cpus=named_cpus(asked.options))
     return plan._replace(request=request, host=host, kept_because="", at_once=at_once)
