@@ -80,7 +80,8 @@ def test_an_array_of_which_nothing_is_known_has_its_first_task_measured(
     assert ",hold=20," in first["comment"]
     assert "one task is measured first" in capsys.readouterr().err
     # What one array took says nothing of the next: its functions are others.
-    assert "fp=once" in first["comment"] and first["comment"] != again["comment"]
+    assert "fp=once" in first["comment"]
+    assert first["comment"] != again["comment"]
     assert with_share(parameters, {}) == parameters
 
 
