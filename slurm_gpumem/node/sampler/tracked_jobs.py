@@ -245,9 +245,9 @@ class Roster:
         self._absent = {job_id: count for job_id, count in self._absent.items() if job_id in here}
         questions = dict.fromkeys(self._strangers, _STRANGER_S)
         questions.update({job_id: ended for job_id, _ in self._left_open})
-        questions.update(
-            {run[0]: ended if asked < _ASK_OF_ENDS else every for run, asked in self._ended.items()}
-        )
+        # At first it is still being ended; others of its array may wait for the word.
+        paces = (urgent, *[ended] * (_ASK_OF_ENDS - 1), every)
+        questions.update({run[0]: paces[min(asked, _ASK_OF_ENDS)] for run, asked in self._ended.items()})
         for job_id in here:
             sure = self.usage[job_id].verified and not self._absent.get(job_id)
             # A job of whole GPUs is held to nothing, and its epilog says when it is over.
