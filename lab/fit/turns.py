@@ -1,7 +1,7 @@
 """Fit what a job weighs where users take turns, and how much weight a GPU takes: `python -m lab.fit.turns`.
 
-Queues of measured jobs are played on one H200; the weight of a turn and the scales by limit at which their
-mean time to completion is least go into the part `turns` of
+Queues of jobs of the measured sets and of the rehearsals are played on one H200; the weight of a turn and the
+scales by limit at which their mean time to completion is least go into the part `turns` of
 models/fitted/interference.json. Bounds hold with any of them. It is judged on the third of the models that a
 fit on the others has not seen, and on measured sets of several users: what they did, and what would be said.
 """
@@ -17,8 +17,10 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from lab.places import FITTED
 from lab.score.pairs import PREFIX
+from lab.score.replayed import DOCS, rates_of
 from lab.score.sets import model_of
-from lab.shared_speeds import load_from
+from lab.score.short_queue import QUEUE, RUNS
+from lab.shared_speeds import load_from, usual_load
 from lab.simulate.policies import find_policy
 from lab.utilization_runs import load_sets
 from slurm_gpumem.simulation.engine import simulate
@@ -142,6 +144,9 @@ def measured(fitted: Fitted, limit: float = USUAL) -> Iterator[str]:
 def main() -> int:
     """Judge, then fit all and write."""
     named = {name: load_from(solo) for one in load_sets() for name, solo in zip(one.jobs, one.solo)}
+    rates = rates_of(DOCS / RUNS[0])
+    for place, (kind, _) in enumerate(QUEUE):
+        named[f"{kind}@{place}"] = usual_load(rates[kind]["sm"], 1 / rates[kind]["steps_per_s"])
     print("\n".join(held_out(named)))
     found = fit(list(named.values()))
     content: Dict[str, Any] = json.loads((FITTED / FILE).read_text())
