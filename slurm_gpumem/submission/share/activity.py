@@ -8,7 +8,7 @@ from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import Utilization
 
-_OF_WORST = {"shared": 0.7, "per-user": 0.2, "timeslice": 0.5}
+_OF_WORST = {"shared": 0.7, "per-user": 0.3, "timeslice": 1.0}
 """How much of the most that it may lose the median job on a full GPU loses, by way of sharing (of the
 limits 1.5 to 3.5, `python -m lab.score.mixes`)."""
 
