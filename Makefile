@@ -249,6 +249,7 @@ fit-workspaces: setup-train
 fit-utilization: setup-train
 	@$(BIN)/python -m lab.fit.interference
 	@$(BIN)/python -m lab.fit.priority
+	@$(BIN)/python -m lab.fit.turns
 	@OMP_NUM_THREADS=1 $(BIN)/python -m lab.fit.utilization
 
 # Its own traces; the authors' with ARGS="--replay-60 FILE --replay-90 FILE".

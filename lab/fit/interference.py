@@ -32,6 +32,7 @@ from slurm_gpumem.utilization.interference import (
     START,
     JobLoad,
     Turns,
+    packaged,
     prepare,
 )
 from slurm_gpumem.utilization.interference import speeds as set_speeds
@@ -86,6 +87,7 @@ def without_each(sets: Sequence[SharedSet]) -> Dict[str, List[float]]:
 
 def fit_turns(sets: Sequence[SharedSet], modes: Mapping[str, Mapping[str, float]]) -> Turns:
     """How servers take turns, from sets of several users: the grid's best, the slowest jobs counting most."""
+    known = packaged().turns  # what belongs to shares: lab.fit.turns follows
     chosen = [
         (one, [SetJob(str(user), prepare(load_from(solo), modes[SIDE]))
                for user, solo in zip(one.users, one.solo)])
@@ -93,7 +95,7 @@ def fit_turns(sets: Sequence[SharedSet], modes: Mapping[str, Mapping[str, float]
         if one.mode == PER_USER and len(set(one.users)) > 1
     ]  # fmt: skip
     if not chosen:
-        return Turns(2.0, 0.95)
+        return known._replace(need=2.0, capacity=0.95)
 
     def error(turns: Turns) -> float:
         total = 0.0
@@ -104,7 +106,11 @@ def fit_turns(sets: Sequence[SharedSet], modes: Mapping[str, Mapping[str, float]
         return total
 
     needs, capacities = np.arange(1.0, 4.01, 0.1), np.arange(0.8, 1.001, 0.01)
-    grid = [Turns(round(float(a), 2), round(float(b), 2)) for a in needs for b in capacities]
+    grid = [
+        known._replace(need=round(float(a), 2), capacity=round(float(b), 2))
+        for a in needs
+        for b in capacities
+    ]
     return min(grid, key=error)
 
 

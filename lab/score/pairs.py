@@ -44,10 +44,11 @@ def load_frozen(path: Path = FROZEN, coefficients: Path = COEFFICIENTS) -> Inter
     frozen = json.loads(path.read_text())["interference"]
     if hashlib.sha256(coefficients.read_bytes()).hexdigest() != frozen:
         raise UsageError(f"{coefficients.name} has other coefficients than {path.name} was written for")
-    # Priorities came later, and no pair had them.
+    # Priorities came later, and no pair had them; so did what belongs to shares only.
     content = {**json.loads(coefficients.read_text()), "format": FORMAT}
-    later = json.loads((FITTED / FILE).read_text())["priority"]
-    return from_json({**content, "priority": later})
+    later = json.loads((FITTED / FILE).read_text())
+    turns = {**later["turns"], **content["turns"]}
+    return from_json({**content, "priority": later["priority"], "turns": turns})
 
 
 def lines() -> List[str]:

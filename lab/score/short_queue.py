@@ -2,7 +2,8 @@
 
 The 24 jobs of `lab/gpu/rehearsal.py`, with the rates and activities that were measured alone on an
 H200 (two runs), ten seconds of start-up, and shares as `gpusbatch` asks for them; simulated by limit, with
-Slurm's own order of the queue and with small shares that go around large ones.
+Slurm's own order of the queue and with small shares that go around large ones; the latter also for the other
+ways to share, of jobs of three users.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from lab.score.replayed import DOCS, rates_of
 from lab.shared_speeds import usual_load
 from lab.simulate.policies import find_policy
 from slurm_gpumem.simulation.engine import simulate
+from slurm_gpumem.simulation.requests import WAYS
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob, Timing
 from slurm_gpumem.site.queue_order import PATIENCE_S
 from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.interference import SHARED
 
 MEMORY_GIB = {"small": 8, "text16": 16, "conv32": 20, "conv256": 36, "text128": 40}
 QUEUE: Tuple[Tuple[str, int], ...] = (
@@ -43,19 +44,21 @@ class Played(NamedTuple):
     worst: float
 
 
-def played(solo: Dict[str, Any], limit: float, patience_s: float, scale: float = 1.0) -> Played:
+def played(
+    solo: Dict[str, Any], limit: float, patience_s: float, scale: float = 1.0, mode: str = "mps-shared"
+) -> Played:
     """The queue at a limit."""
     jobs: List[SimJob] = []
     for number, (kind, seconds) in enumerate(QUEUE):
         load = usual_load(solo[kind]["sm"], 1 / solo[kind]["steps_per_s"])
-        share = ceil(share_for(load, limit, limit, SHARED).share * 140) * 1024
+        share = ceil(share_for(load, limit, limit, WAYS[mode]).share * 140) * 1024
         memory = (MEMORY_GIB[kind] + 2) * 1024
         asked = {"trace": max(share, memory)}
         work = _STARTUP_S + scale * seconds
         job = SimJob(number, 0.0, work, 1, memory, load, startup_s=_STARTUP_S, limit=3600.0, estimates=asked)
-        jobs.append(job)
+        jobs.append(job._replace(user=str(number % 3)))
     timing = Timing(backfill_s=2.0, reserve_after_s=patience_s)
-    outcome = simulate(jobs, Setup(_GPU, find_policy("slurm-pack"), "trace", "mps-shared", timing))
+    outcome = simulate(jobs, Setup(_GPU, find_policy("slurm-pack"), "trace", mode, timing))
     ends, clock = [], 0.0
     for job in jobs:
         clock += job.work
@@ -71,15 +74,16 @@ def main() -> int:
     """Print a line for each limit; four times as long jobs train for a minute."""
     solos = [rates_of(DOCS / run) for run in RUNS]
     print(
-        f"{'train':<8}{'others go around':<18}{'limit':>6}{'makespan':>10}{'completion':>12}{'slowdown':>16}"
+        f"{'train':<8}{'way':<12}{'others go around':<18}{'limit':>6}{'makespan':>10}{'completion':>12}"
+        f"{'slowdown':>16}"
     )
     for scale, train in ((1.0, "17 s"), (4.0, "67 s")):
-        for patience in (0.0, float(PATIENCE_S)):
+        for mode, patience in (("mps-shared", 0.0), *((mode, float(PATIENCE_S)) for mode in WAYS)):
             for limit in LIMITS:
-                found = [played(solo, limit, patience, scale) for solo in solos]
+                found = [played(solo, limit, patience, scale, mode) for solo in solos]
                 one = Played(*(fmean(values) for values in zip(*found)))
                 print(
-                    f"{train:<8}{'for an hour' if patience else 'not at all':<18}{limit:>6g}"
+                    f"{train:<8}{mode:<12}{'for an hour' if patience else 'not at all':<18}{limit:>6g}"
                     f"{one.makespan:>10.2f}{one.completion:>12.2f}{one.slowdown:>9.2f}, {one.worst:.2f}"
                 )
     return 0

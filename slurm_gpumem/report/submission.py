@@ -100,10 +100,10 @@ def _may_be_slower(plan: Plan) -> str:
     largest, request = plan.largest, plan.request
     if largest is None or largest.activity is None or request is None or not request.per_gpu:
         return ""
-    worst = largest.activity.worst(request.units / request.per_gpu)
+    share = request.units / request.per_gpu
+    worst, usual = largest.activity.worst(share), largest.activity.usual(share)
     if worst is None or worst < 1.05:
         return ""
-    usual = largest.activity.usual(worst)
     return f"expected slowdown while sharing {usual:.1f}x, worst case {worst:.1f}x"
 
 

@@ -184,8 +184,9 @@ def _said(activity: Optional[Activity], request: Optional[GpuRequest]) -> str:
     """How much longer it takes while sharing, as its owner is told: for `gpumem report`."""
     if activity is None or request is None or not request.per_gpu:
         return ""
-    worst = activity.worst(request.units / request.per_gpu)
-    return "" if worst is None else f"{activity.usual(worst):.2f}+{worst:.2f}"
+    share = request.units / request.per_gpu
+    worst = activity.worst(share)
+    return "" if worst is None else f"{activity.usual(share):.2f}+{worst:.2f}"
 
 
 def _described(record: CommentRecord, plan: Plan) -> CommentRecord:

@@ -9,38 +9,37 @@ press with at most S · (1 - its share) ≤ t. S only decides how well usual job
 pressures that usual jobs tolerate at that slowdown. A busy job runs with a lower priority, so that its
 others may press harder by a factor: it tolerates that much less. Light jobs only gain by priorities.
 
-Jobs in turns (a server for each user, or none): a job that wants n of the time gets all of it or as much as
-the others get at most. With a limit of λ everybody is to get 1 / λ, so a share is min(n, 1 / λ) / capacity:
-while shares add up to 1, nobody gets less. With a server for each user a job's neighbours may be anybody's:
-its share is the larger of the two. Where both kinds meet, what a job loses to either multiplies, up to
-1 / capacity above the limit. `python -m lab.score.mixes` prints how far each limit holds.
+Jobs in turns (a server for each user, or none) weigh in the place of p: their pressure or their activity, and
+at least as much as a turn costs the others, however little is done with it. t is the most weight of others
+beside which a job keeps within the slowdown, whoever's they are: those of its own user run side by side with
+it and make their server want more of the time, all others take equal turns. `python -m lab.fit.turns` fits
+what a turn weighs and S, `python -m lab.score.mixes` prints how far each limit holds.
 """
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.utilization.interference import (
-    PER_USER,
     SHARED,
     SIDE,
     TIMESLICE,
     Interference,
     JobLoad,
-    Turns,
+    load_of,
     loads_of,
     packaged,
     prepare,
     pressure,
+    usual_utilization,
 )
 
 _MOST = 64.0
-"""No set of jobs presses harder: a job that tolerates this much tolerates everything."""
+"""No set of jobs side by side presses harder: a job that tolerates this much tolerates everything."""
 _STEPS = 40
-_MOST_OF_USERS = 3.0
-"""The largest limit that counts where users take turns: with more, three busy jobs fit, and what two of one
-user lose to each other multiplies with what they lose to the third."""
+_NEARLY = 0.01
+"""Of a turn: so little less than a whole number of them counts as that number."""
 
 
 class Budget(NamedTuple):
@@ -69,64 +68,74 @@ def activity_budget(
 def share_for(job: JobLoad, max_slowdown: float, site_slowdown: float, way: str) -> Budget:
     """The same from a job's metrics."""
     model = packaged()
-    if way == PER_USER:
-        max_slowdown, site_slowdown = min(max_slowdown, _MOST_OF_USERS), min(site_slowdown, _MOST_OF_USERS)
-    harder = raised(job, model, way)
-    side = budget(job, max_slowdown, scale(model, site_slowdown, way), model.modes[SIDE], harder)
-    turns = turns_budget(job, max_slowdown, site_slowdown, model.turns)
-    chosen = {SHARED: (side,), TIMESLICE: (turns,)}.get(way, (turns, side))
-    found = max(chosen, key=lambda one: one.share)
-    return found._replace(share=asked_share(found.share, max_slowdown, way))
+    if way == SHARED:
+        total = interpolated(model.priority.scale, site_slowdown)
+        return budget(job, max_slowdown, total, model.modes[SIDE], raised(job, model))
+    total = interpolated(model.turns.scale, site_slowdown)
+    return turns_budget(job, max_slowdown, total, model, way)
 
 
-def asked_share(share: float, max_slowdown: float, way: str) -> float:
-    """What a job asks for by its activity: two jobs that take turns each take twice as long, and what that
-    costs; so with a limit of 2 or more half a GPU is enough, and any two jobs can share one. At one server
-    for all, where none take turns, shares as computed keep the limit and pack as well without that."""
-    return min(share, 0.5) if max_slowdown >= 2 and way != SHARED else share
+def turns_budget(job: JobLoad, max_slowdown: float, total: float, model: Interference, way: str) -> Budget:
+    """The share of a job that takes turns with others, with S as `total`."""
+    own = 0.0 if way == TIMESLICE else max(job.active, pressure(job, model.modes[SIDE]))
+    most = _most(lambda others: slowed_in_turns(job, others, model, way), max_slowdown, total)
+    return _share(max(model.turns.least, own), most, total)
 
 
-def turns_budget(job: JobLoad, max_slowdown: float, site_slowdown: float, turns: Turns) -> Budget:
-    """The share of a job that takes turns with all others; pressure and tolerance are parts of the time."""
-    need, part = turns.need_of(job.active), 1 / site_slowdown
-    taken = min(need, part) / turns.capacity
-    wanted = need / max_slowdown
-    # Where it gets `wanted`, others take up to as much: wanted / part of what their shares stand for.
-    needed = 1 - part * (1 / wanted - 1 / turns.capacity) if wanted > part else 0.0
-    share = min(1.0, max(taken, needed))
-    return Budget(share, need, wanted, "tolerance" if needed > taken else "pressure")
+def slowed_in_turns(job: JobLoad, weight: float, model: Interference, way: str, harder: float = 1.0) -> float:
+    """How many times as long its step takes at most beside jobs of that weight, in turns with some of them;
+    those of its own user may press `harder` than they weigh."""
+    turns, side = model.turns, prepare(job, model.modes[SIDE])
+    most = int(weight / turns.least + _NEARLY)
+
+    def slowed(strangers: int, beside: float) -> float:
+        active = 1 - (1 - min(job.active, 1.0)) * (1 - min(beside, 1.0))
+        waits = turns.need_of(active) * (strangers + 1) / turns.capacity if strangers else 1.0
+        return side.stretch(beside) * max(1.0, waits)
+
+    if way == TIMESLICE:
+        return slowed(most, 0.0)
+    own = ((strangers, weight - strangers * turns.least) for strangers in range(most))
+    return max(slowed(most, 0.0), *(slowed(strangers, harder * rest) for strangers, rest in own), 1.0)
 
 
 def worst_slowdown(utilization: Utilization, share: float, site_slowdown: float, way: str = SHARED) -> float:
-    """How many times as long its step takes where others fill up a GPU of which it has that share."""
+    """How many times as long its step takes where others fill up a GPU of which it has that share.
+
+    Where nothing is known of its activity, it and others like it may keep the GPU busy all the time.
+    """
+    if utilization.source == "assumed":
+        usual, full = load_of(utilization), load_of(usual_utilization(1.0, utilization.source))
+        harder = full.active / max(usual.active, 0.01)
+        return max(worst_of(load, share, site_slowdown, way, harder) for load in (usual, full))
     return max(worst_of(load, share, site_slowdown, way) for load in loads_of(utilization))
 
 
-def worst_of(job: JobLoad, share: float, site_slowdown: float, way: str) -> float:
-    """The same from a job's metrics."""
-    model = packaged()
-    site_slowdown = min(site_slowdown, _MOST_OF_USERS) if way == PER_USER else site_slowdown
-    beside = scale(model, site_slowdown, way) * max(0.0, 1 - share) * raised(job, model, way)
-    side = prepare(job, model.modes[SIDE]).stretch(beside)
-    if way == SHARED:
-        return side
-    capacity, part = model.turns.capacity, 1 / site_slowdown
-    left = capacity * (1 - min(share, 1.0))
-    level = capacity / (1 + left / part) if share * capacity >= part else capacity * share
-    in_turns = max(1.0, model.turns.need_of(job.active) / level)
-    return in_turns if way == TIMESLICE else max(side, in_turns)
+def worst_of(
+    job: JobLoad, share: float, site_slowdown: float, way: str, harder: Optional[float] = None
+) -> float:
+    """The same from a job's metrics; others press as hard as their shares say, or `harder`."""
+    model, left = packaged(), max(0.0, 1 - share)
+    if way != SHARED:
+        weight = interpolated(model.turns.scale, site_slowdown) * left
+        return slowed_in_turns(job, weight, model, way, harder or 1.0)
+    beside = interpolated(model.priority.scale, site_slowdown) * left
+    return prepare(job, model.modes[SIDE]).stretch(beside * (harder or raised(job, model)))
 
 
-def raised(job: JobLoad, model: Interference, way: str) -> float:
-    """How much harder others press on the job by their priority, at most."""
-    return model.priority.raised if way == SHARED and job.busy else 1.0
+def raised(job: JobLoad, model: Interference) -> float:
+    """How much harder others press at one server on a job by their priority, at most."""
+    return model.priority.raised if job.busy else 1.0
 
 
 def budget(
     job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float], harder: float = 1.0
 ) -> Budget:
-    """The same from a job's metrics, with S given as `total`; others press `harder` than on equals."""
-    own, tolerated = pressure(job, known), tolerance(job, max_slowdown, known) / harder
+    """The share of a job side by side with others, with S as `total`; they press `harder` than equals."""
+    return _share(pressure(job, known), tolerance(job, max_slowdown, known) / harder, total)
+
+
+def _share(own: float, tolerated: float, total: float) -> Budget:
     taken, needed = own / total, 1 - tolerated / total
     share = min(1.0, max(taken, needed, 0.0))
     return Budget(share, own, tolerated, "tolerance" if needed > taken else "pressure")
@@ -134,22 +143,20 @@ def budget(
 
 def tolerance(job: JobLoad, max_slowdown: float, known: Mapping[str, float]) -> float:
     """The most pressure of others at which the job's step is at most `max_slowdown` times as long."""
-    low, high = 0.0, _MOST
-    stretch = prepare(job, known).stretch
-    if stretch(high) <= max_slowdown:
+    return _most(prepare(job, known).stretch, max_slowdown, _MOST)
+
+
+def _most(slowed: Callable[[float], float], limit: float, high: float) -> float:
+    low = 0.0
+    if slowed(high) <= limit:
         return high
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if stretch(middle) <= max_slowdown:
+        if slowed(middle) <= limit:
             low = middle
         else:
             high = middle
     return low
-
-
-def scale(model: Interference, slowdown: float, way: str) -> float:
-    """The S of a site: between the points of the file, and as its ends beyond them."""
-    return interpolated(model.priority.scale if way == SHARED else model.scales[SIDE], slowdown)
 
 
 def interpolated(points: Sequence[Tuple[float, float]], at: float) -> float:

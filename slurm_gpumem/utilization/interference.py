@@ -23,7 +23,7 @@ from slurm_gpumem.data import data_file, fitted
 from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.formats.comment import is_busy
 
-FORMAT = "gpumem-interference/3"
+FORMAT = "gpumem-interference/4"
 FILE = "interference.json"
 MODES = ("mps", "timeslice")
 TRAITS = ("occupancy", "dram", "log_step")
@@ -70,6 +70,10 @@ class Turns(NamedTuple):
     time: it has a turn while any kernel runs, however few multiprocessors that keeps busy."""
     capacity: float
     """What is left of the time after changing from one to the other."""
+    least: float
+    """What a job in turns weighs at least, as pressure."""
+    scale: Tuple[Tuple[float, float], ...]
+    """In the place of `Interference.scales`."""
 
     def need_of(self, active: float) -> float:
         """The share of the time that a server wants whose jobs keep the GPU that active."""
@@ -201,7 +205,7 @@ def from_json(content: Any) -> Interference:
     return Interference(
         {mode: {name: part["coefficients"][name] for name in NAMES} for mode, part in modes.items()},
         {mode: _scale(part["scale"]) for mode, part in modes.items()},
-        Turns(content["turns"]["need"], content["turns"]["capacity"]),
+        Turns(**{**content["turns"], "scale": _scale(content["turns"]["scale"])}),
         Priority(priority["eased"], priority["raised"], _scale(priority["scale"])),
         content.get("card", {}),
     )

@@ -22,5 +22,13 @@ def test_a_record_has_the_mean_of_every_value_that_wants_one() -> None:
     assert [field for field in GpuFigures._fields if field.startswith("gpu_")] == means
 
 
+def test_the_start_of_a_job_without_an_estimate_does_not_count_as_its_activity_alone() -> None:
+    usage, alone = GpuUsage(), frozenset([1])
+    for mib, active in ((500.0, 0.0), (1500.0, 0.05), (9000.0, 0.8), (9500.0, 0.8)):
+        usage.add_memory(mib, 1, 6.0)
+        usage.add_activity(Stretch(GpuSample(sm_active=active), 6.0, None, 1, 1, alone), 1, held=True)
+    assert usage.figures().alone_sm == 0.8
+
+
 def test_dcgm_is_asked_for_its_own_numbers() -> None:
     assert FIELDS.items() >= {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}.items()

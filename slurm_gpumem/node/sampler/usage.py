@@ -18,6 +18,7 @@ from slurm_gpumem.formats.live import GpuSample, LiveJob
 from slurm_gpumem.node.sampler.gpu_readings import (
     IDLE_BELOW,
     LEAST_ALONE_S,
+    TRAINS_FROM,
     Alone,
     Reading,
     speed_beside,
@@ -263,7 +264,9 @@ class GpuUsage:
     unclear_s: float = 0.0
     alone_by: str = ""
     alone: _Mean = field(default_factory=_Mean)
-    """Its SM activity with the GPU to itself."""
+    """Its SM activity with the GPU to itself ..."""
+    alone_mib: float = 0.0
+    """... since it held this much."""
     idle_s: Optional[float] = None
     processes: int = 0
     curve: Optional[UsageCurve] = None
@@ -284,6 +287,9 @@ class GpuUsage:
         if mib is not None:
             if self.peak_mib is None or mib > self.peak_mib:
                 self.peak_mib = mib
+                if self.alone_mib < TRAINS_FROM * mib:
+                    # Of a job without an estimate it shows only now that it had not begun to train.
+                    self.alone, self.alone_mib = _Mean(), mib
             self.memory.add(mib, seconds)
             self.curve.add_memory(now, mib)
 

@@ -8,7 +8,7 @@ from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import Utilization
 
-_OF_WORST = {"shared": 0.7, "per-user": 0.5, "timeslice": 0.7}
+_OF_WORST = {"shared": 0.7, "per-user": 0.3, "timeslice": 1.0}
 """How much of the most that it may lose the median job on a full GPU loses, by way of sharing (of the
 limits 1.5 to 3.5, `python -m lab.score.mixes`)."""
 
@@ -30,15 +30,19 @@ class Activity(NamedTuple):
 
     def worst(self, share: float) -> Optional[float]:
         """How many times as long as alone it may take with that share of a GPU, as predicted."""
-        if self.utilization is None:
+        return self._worst(self.utilization, share)
+
+    def usual(self, share: float) -> float:
+        """What to expect on a full GPU; where its activity is assumed, if that is right."""
+        told = self.utilization and self.utilization._replace(source="")
+        return 1 + _OF_WORST.get(self.mode, 1.0) * ((self._worst(told, share) or 1.0) - 1)
+
+    def _worst(self, utilization: Optional[Utilization], share: float) -> Optional[float]:
+        if utilization is None:
             return None
         from slurm_gpumem.utilization.budget import worst_slowdown
 
-        return worst_slowdown(self.utilization, share, self.site, self.mode)
-
-    def usual(self, worst: float) -> float:
-        """What to expect on a full GPU, where that is the most."""
-        return 1 + _OF_WORST.get(self.mode, 1.0) * (worst - 1)
+        return worst_slowdown(utilization, share, self.site, self.mode)
 
 
 def weigh_activity(
