@@ -22,11 +22,14 @@ saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID 
 [ "$record" = yes ] && echo "export GPUMEM_SLOT_DIR=$saves" && [ -e "$saves/latest" ] &&
     printf 'export %s\n' GPUMEM_RESUME=1 "GPUMEM_RESUME_FILE=$(/bin/readlink -f "$saves/latest")"
 [ -n "$slot" ] && [ "${run:-0}" = "${SLURM_RESTART_COUNT:-0}" ] && printf 'export %s\n' "GPUMEM_SLOT_END=${slot% *}" "GPUMEM_SAVE_AT=${slot#* }"
-# Only for shares of a GPU: a job with a whole one needs neither. One daemon cannot serve a task with several GPUs.
-if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE${record:+$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE}" ]; then
+# Only for shares, which JAX and TensorFlow exceed at their start. Not by a fraction: jaxlib fails where a script sets its other name.
+share=$SLURM_SHARDS_ON_NODE${record:+$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE} xla=$XLA_PYTHON_CLIENT_PREALLOCATE$XLA_PYTHON_CLIENT_ALLOCATOR
+[ -n "$share" ] && [ -z "$xla$XLA_PYTHON_CLIENT_MEM_FRACTION$XLA_CLIENT_MEM_FRACTION" ] && echo "export XLA_PYTHON_CLIENT_PREALLOCATE=false"
+[ -n "$share" ] && [ -z "$TF_FORCE_GPU_ALLOW_GROWTH$TF_GPU_ALLOCATOR" ] && echo "export TF_FORCE_GPU_ALLOW_GROWTH=true"
+if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$share" ]; then
     printf 'export %s\n' "CUDA_MPS_PIPE_DIRECTORY=$pipe" "CUDA_VISIBLE_DEVICES=$uuid"
     mib=${SLURM_SHARDS_ON_NODE:+$((SLURM_SHARDS_ON_NODE * shard_mib + headroom_mib))} mib=${mib:-$claim_mib}
-    # The limit is per process: the tasks of one step on this node share it equally.
+    # The limit is per process: a step's tasks here share it equally. One daemon cannot serve a task with several GPUs.
     tasks=1 rest=$SLURM_GTIDS && while [ "$rest" != "${rest#*,}" ]; do rest=${rest#*,} tasks=$((tasks + 1)); done
     [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     [ "$priority" = low ] && echo "export CUDA_MPS_CLIENT_PRIORITY=1"

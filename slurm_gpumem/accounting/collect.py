@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting import remember, sacct, schema
+from slurm_gpumem.accounting.jobstats import Written, write_summaries
 from slurm_gpumem.accounting.record_files import RECORD_NAME, read_record_file, record_folders, why_distrusted
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import Freshness
 from slurm_gpumem.config.accounting import AccountingConfig
-from slurm_gpumem.errors import AccountingError
+from slurm_gpumem.errors import AccountingError, SlurmError
 from slurm_gpumem.files import RefusedFileError, allow_readers, check_plain, primary_group, remove_dead_drafts
 from slurm_gpumem.formats.job_record import BadRecordError, parse_job_record
 from slurm_gpumem.formats.remembered import NAME
@@ -207,12 +208,22 @@ class Upkeep(NamedTuple):
     freshness: Freshness
     notes: List[str]
     """What an admin should know."""
+    summaries: Written
 
 
 def keep_up(
-    config: AccountingConfig, spool: Optional[Path], store: Path, older_s: float, progress: ProgressOf
+    config: AccountingConfig,
+    spool: Optional[Path],
+    store: Path,
+    older_s: float,
+    progress: ProgressOf,
+    *,
+    summaries: bool = False,
 ) -> Upkeep:
-    """Move old records of `spool` into the store's books (None: move nothing), then index all there is."""
+    """Move old records of `spool` into the store's books (None: move nothing), then index all there is.
+
+    `summaries`: then write jobstats' into Slurm's accounting.
+    """
     notes: List[str] = []
     collected = None
     if spool is not None:
@@ -223,11 +234,17 @@ def keep_up(
         users = [uid for (uid,) in index.connection.execute("SELECT DISTINCT uid FROM job WHERE judged = 1")]
         for uid in users:
             notes += _remember(index, uid, store)
+        written = Written()
+        if summaries:
+            try:
+                written = write_summaries(index, budget_s=_JOIN_S)
+            except SlurmError as error:
+                notes.append(str(error))
         freshness = index.freshness
     unknown = allow(config.own_index / schema.NAME, ask_coordinators(), config.readers)
     if unknown:
         notes.append(f"no such user or group here, so no access to the index: {', '.join(unknown)}")
-    return Upkeep(collected, freshness, notes)
+    return Upkeep(collected, freshness, notes, written)
 
 
 def _remember(index: Store, uid: int, store: Path) -> List[str]:

@@ -24,7 +24,7 @@ from slurm_gpumem.accounting.schema import (
     fields_of,
     names,
 )
-from slurm_gpumem.accounting.types import JUDGED_STATES, Device
+from slurm_gpumem.accounting.types import Device, shows_need
 from slurm_gpumem.formats.verdicts import OOM, SLOT
 
 # Rows of the table `job`, written and read: words and GPUs are numbers there.
@@ -274,7 +274,7 @@ class IndexWriter:
         failed = [row.own_state for row in last if row.own_state != "COMPLETED"]
         state = head.slurm_state or (failed or [head.own_state])[0]
         peak = max((row.own_peak_mib for row in rows if row.own_peak_mib is not None), default=None)
-        judged = bool(peak) and state in JUDGED_STATES
+        judged = shows_need(state, peak, [note for row in rows for note in row.notes])
         self._db.execute(
             "UPDATE job SET head = 1, first_start = ?, peak_mib = ?, records = ?, attempts = ?, ooms = ?, "
             "state = ?, judged = ?, error_pm = ? WHERE id = ?",

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Optional, Sequence
 
 from slurm_gpumem.accounting.schema import Row
-from slurm_gpumem.accounting.types import INSTANCE, JUDGED_STATES, OBSERVED, SHARED, WHOLE, Device
+from slurm_gpumem.accounting.types import INSTANCE, OBSERVED, SHARED, WHOLE, Device, shows_need
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import MIG, PREDICTED, GpuFigures, JobRecord
 from slurm_gpumem.formats.mig_profiles import profile_name
@@ -43,7 +43,7 @@ def row_of(
     request, oom = claim.request_mib, bool(record.verdict) and record.out_of_memory
     alone_by = measured.alone_by if measured.met else ""
     observed = not measured.shards and claim.mode == "observe"
-    judged = bool(peak) and state in JUDGED_STATES
+    judged = shows_need(state, peak, record.notes)
     would_s = None
     if observed and gpu_s and request and gpu_mib:
         would_s = gpu_s * shared_part(request, gpu_mib, shard_mib)

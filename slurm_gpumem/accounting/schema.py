@@ -16,7 +16,7 @@ from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.errors import AccountingError
 from slurm_gpumem.files import remove_dead_drafts, replaced
 
-VERSION = 12
+VERSION = 13
 """Of the tables; an index of another version is rebuilt."""
 
 Word = Annotated[str, "word"]
@@ -139,6 +139,8 @@ class Row(NamedTuple):
     slurm_state: Word = ""
     joined: Optional[bool] = None
     """False: Slurm does not know the job, and is not asked again."""
+    summed_up: Optional[bool] = None
+    """Whether a summary for jobstats was written into Slurm's accounting; None: not looked at yet."""
     id: int = 0
     """SQLite's number of the row."""
 

@@ -100,16 +100,23 @@ class Store:
 
     def detail(self, row: JobRow) -> JobDetail:
         """One job in depth: reads its records again, curves included."""
+        runs, missing = read_runs(self._places(row.job_id, row.uid, row.cluster))
+        return JobDetail(row, runs, missing)
 
-        places = self._db.execute(
+    def records_of(self, run: Row) -> List[JobRecord]:
+        """The records of a run, one for each of its nodes."""
+        places = self._places(run.job_id, run.uid, run.cluster)
+        found = [_find(place) for place in places if place[3] == run.restarts]
+        return [record for record in found if record is not None]
+
+    def _places(self, job_id: int, uid: int, cluster: str) -> List[Place]:
+        return self._db.execute(
             "SELECT folder.path, folder.owner, job_id, restarts, word.text, uid FROM job "
             "JOIN word ON word.id = job.node JOIN folder ON folder.id = job.folder "
             "WHERE job_id = ? AND uid = ? AND cluster = (SELECT id FROM word WHERE text = ?) "
             "ORDER BY restarts, word.text",
-            (row.job_id, row.uid, row.cluster),
+            (job_id, uid, cluster),
         ).fetchall()
-        runs, missing = read_runs(places)
-        return JobDetail(row, runs, missing)
 
     def summary(self, filters: Filters = ALL) -> JobTotals:
         """Sums over all jobs."""

@@ -9,9 +9,10 @@ Tuples, because defining dataclasses of this size would take a third of the time
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Mapping, NamedTuple, Optional, Tuple
+from typing import Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.curve import Curve as Curve
+from slurm_gpumem.formats.job_record import preallocated
 from slurm_gpumem.formats.mig_profiles import profile_name
 
 SHARED, WHOLE, OBSERVED, INSTANCE = "shared", "whole", "observed", "mig"
@@ -20,6 +21,12 @@ instance."""
 
 JUDGED_STATES = ("COMPLETED", "TIMEOUT")
 """How a job ends that ran long enough to show what it needs; others may have ended before their peak."""
+
+
+def shows_need(state: str, peak_mib: Optional[int], notes: Iterable[str]) -> bool:
+    """Whether a job's peak is what it needed: it ran long enough, and no framework took memory in advance."""
+    return bool(peak_mib) and state in JUDGED_STATES and not preallocated(notes)
+
 
 GROUPS = ("user", "account", "model", "gpu", "partition", "day")
 """What a summary can be taken by."""
@@ -197,7 +204,7 @@ class JobRow(NamedTuple):
     @property
     def judged(self) -> bool:
         """Whether it ran long enough to show its peak; a cancelled or failed job may not have."""
-        return self.state in JUDGED_STATES and bool(self.peak_mib)
+        return shows_need(self.state, self.peak_mib, self.notes)
 
     @property
     def error(self) -> Optional[float]:

@@ -92,6 +92,12 @@ def site_limits_jobs() -> bool:
     return "mps" in reading.table(NODE) and config.mps_anywhere() <= _LIMITING
 
 
+def site_shares() -> bool:
+    """Whether the site's file says how jobs share GPUs: then the hooks, TaskProlog among them, are there."""
+    reading = read_file(site_config_path(), _READ)
+    return "mps" in reading.table(NODE) and "off" not in _node_config(reading).mps_anywhere()
+
+
 def node_config_from(tables: Mapping[str, Any], where: str) -> NodeConfig:
     """The same of tables that are already parsed."""
     return _node_config(read_tables(tables, where, _READ))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.files import primary_group, read_plain, write_json
 from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_word
@@ -47,6 +47,8 @@ _OLD_MODES = {"unfenced": WITHOUT_MPS}
 """As earlier records call them."""
 OVERRUN, CROWDED = "overrun", "crowded"
 """Events: the job was ended for taking more than its shards while sharing; another job there was."""
+PREALLOCATED = "took GPU memory in advance"
+"""What such a note of a run begins with: its peak does not show what it needed."""
 _NO_CLAIM = CommentRecord()
 _KILLS = (SIGKILL, SIGTERM)
 _DECODE = json.JSONDecoder().raw_decode
@@ -236,6 +238,11 @@ class JobRecord(NamedTuple):
         Never of a run that succeeded: some programs catch the error and go on, and a log may say anything.
         """
         return self.verdict == OOM and self.known_state != "COMPLETED"
+
+
+def preallocated(notes: Iterable[str]) -> bool:
+    """Whether a run's peak is what a framework took at its start."""
+    return any(note.startswith(PREALLOCATED) for note in notes)
 
 
 _KEYS = (

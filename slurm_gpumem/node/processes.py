@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Dict, Iterable, Iterator, Optional
 
 _READ_LIMIT = 128 * 1024
+_MAPS_LIMIT = 4 << 20
 _SEARCH_S = 3.0
 """All of /proc is searched within this time or not at all: a full process table takes a tenth of it."""
 
@@ -115,6 +116,11 @@ def environment(pid: int, most_bytes: int = _READ_LIMIT) -> Dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
+def loaded(pid: int) -> str:
+    """Programs and libraries that it has mapped, as far as that is read; empty when it is gone."""
+    return _read_all(pid, "maps", _MAPS_LIMIT).decode(errors="replace")
+
+
 def cgroup_text(pid: int) -> str:
     """Its cgroups, as the kernel writes them; empty when it is gone."""
     return _read(pid, "cgroup", _READ_LIMIT).decode(errors="replace")
@@ -207,5 +213,14 @@ def _read(pid: int, name: str, most_bytes: int) -> bytes:
         # Unbuffered: one call that asks for no more than that.
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
             return file.read(most_bytes) or b""
+    except OSError:
+        return b""
+
+
+def _read_all(pid: int, name: str, most_bytes: int) -> bytes:
+    """Of a file that the kernel gives out in pages, whatever is asked for."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read(most_bytes)
     except OSError:
         return b""

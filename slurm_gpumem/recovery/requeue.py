@@ -147,6 +147,7 @@ def records_of_root(spool: Path, job: Job, runs: str = "") -> Iterator[JobRecord
 _T = TypeVar("_T")
 _ROUNDS = 12
 _PAUSE_S = 0.05
+_HELD = "gpumem: held;"
 _MOST_SAID = 500
 _AWAY = re.compile(r"(?i)unable to contact|connection refused|timed out|zero bytes|connection failure")
 
@@ -296,9 +297,14 @@ class Requeue:
         The controller may just have lost the change in a crash, or not know its nodes yet: the next
         hook, or `gpumem recover`, tries again.
         """
-        said = f"gpumem: held; its new request was refused: {refused}; scontrol release runs it as it was"
-        self._try(lambda: self._slurm.update(name, AdminComment=said[:_MOST_SAID]))
+        said = f"{_HELD} its new request was refused: {refused}; scontrol release runs it as it was"
+        self._try(lambda: self._say(name, said[:_MOST_SAID]))
         return Outcome(False, f"{refused}; it stays held, and the next recovery tries again")
+
+    def _say(self, name: str, said: str) -> None:
+        """Behind what others wrote into its AdminComment, in the place of what an earlier try said."""
+        stands = self._slurm.admin_comment(name).partition(_HELD)[0].rstrip()
+        self._slurm.update(name, AdminComment=f"{stands} {said}".lstrip())
 
     def _try(self, action: Callable[[], None]) -> Optional[str]:
         """Do it; what Slurm says against it, else None. How the job stands is looked at afterwards."""

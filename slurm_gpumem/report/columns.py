@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from slurm_gpumem.accounting.types import INSTANCE, JobRow
 from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.formats.job_record import preallocated
 from slurm_gpumem.formats.verdicts import HINTS
 from slurm_gpumem.text import printable
 from slurm_gpumem.units import duration, energy, hours, moment, percent, short_mib
@@ -94,6 +95,8 @@ def note(row: JobRow, arrow: str = "->") -> str:
         said.append(f"run {row.attempts} times{', in slots' if row.slots else ''}")
     if not row.ooms and row.shards and row.peak_mib and row.limit_mib and row.peak_mib > row.limit_mib:
         said.append(f"{short_mib(row.peak_mib - row.limit_mib)} over its shards")
+    if preallocated(row.notes):
+        said.append("took memory in advance: need not known")
     said += [HINTS[hint].note for hint in row.hints if hint in HINTS and HINTS[hint].note]
     if row.estimator == "remembered":
         said.append("remembered")

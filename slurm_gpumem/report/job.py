@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional
 
 from slurm_gpumem.accounting.types import INSTANCE, Attempt, Curve, GpuStay, JobDetail, JobRow
+from slurm_gpumem.formats.job_record import preallocated
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.formats.remembered import CpuRun
 from slurm_gpumem.formats.verdicts import OOM, VERDICTS
@@ -20,6 +21,10 @@ from slurm_gpumem.units import ceil_div, duration, energy, exact_mib, gpu_hours,
 _RESERVE = 0.95
 """A batch is advised up to this part of what was granted: activations grow with it, but not quite evenly."""
 _IDLE, _IDLE_AFTER_S = 0.1, 600.0
+_NOT_IN_ADVANCE = (
+    "to see what it needs, and share by that: export XLA_PYTHON_CLIENT_PREALLOCATE=false (JAX) or "
+    "TF_FORCE_GPU_ALLOW_GROWTH=true (TensorFlow); a server takes the part that it is given"
+)
 _FIXED_PARTS = ("weights", "gradients", "optimizer", "context")
 """Parts of an estimate that do not grow with the batch."""
 
@@ -31,6 +36,8 @@ def advice(row: JobRow, shard_mib: int) -> str:
     said: List[str] = []
     if row.ooms and row.state != "COMPLETED":
         said += _after_oom(row)
+    elif preallocated(row.notes):
+        said.append(_NOT_IN_ADVANCE)
     else:
         said += _sizes(row, shard_mib)
     said += _advice_cpus(row)

@@ -8,14 +8,11 @@ all three.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import zlib
 from math import exp, isnan
 from random import Random
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_gpumem.formats.jobstats import read_summary
 from slurm_gpumem.simulation.engine import Outcome, simulate
 from slurm_gpumem.simulation.pools import Pool
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob, Timing
@@ -29,10 +26,6 @@ from slurm_gpumem.utilization.interference import JobLoad, packaged
 
 RECORDS, SLURM, JOBSTATS, ASSUMED = "job records", "gres/gpumem", "jobstats", "assumed"
 SOURCES = (RECORDS, SLURM, JOBSTATS, ASSUMED)
-_JOBSTATS = "JS1:"
-_LARGEST = 1 << 22
-_GZIP = 31
-"""zlib's word for a gzip header."""
 _MIB = 1 << 20
 
 
@@ -53,20 +46,16 @@ def gpu_use(job: PastJob, records: Mapping[str, GpuUse]) -> Optional[GpuUse]:
         return found
     if job.gpu_mib is not None and job.gpus == 1:
         return GpuUse(int(job.gpu_mib) + 1, _active(job.gpu_util), SLURM)
-    return read_jobstats(job.comment) if job.comment.startswith(_JOBSTATS) else None
+    return read_jobstats(job.comment)
 
 
 def read_jobstats(comment: str) -> Optional[GpuUse]:
     """The GPU's part of a jobstats summary; None where it has none or is damaged."""
     try:
-        data = base64.b64decode(comment[len(_JOBSTATS) :].strip(), validate=True)
-        if data[:2] == b"\x1f\x8b":
-            data = zlib.decompressobj(_GZIP).decompress(data, _LARGEST)
-        nodes = json.loads(data)["nodes"]
+        nodes = (read_summary(comment) or {})["nodes"]
         memory = [float(value) for node in nodes.values() for value in _values(node, "gpu_used_memory")]
         busy = [float(value) for node in nodes.values() for value in _values(node, "gpu_utilization")]
-    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        # "JS1:Short" and "JS1:None" say that there is nothing; anything else broken says no more.
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     if not memory or not 0 < max(memory) < 1 << 50:
         return None

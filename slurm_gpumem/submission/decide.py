@@ -92,7 +92,7 @@ def _with_remarks(plan: Plan) -> Plan:
         *workload.notes,
     ]
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
-        found.append(preallocation_remark(asked, largest.model, plan.reserved_mib))
+        found.append(preallocation_remark(asked))
         found.append(server_remarks(asked, largest.model, plan.reserved_mib))
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
 

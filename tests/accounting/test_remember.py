@@ -15,6 +15,7 @@ from slurm_gpumem.estimators import registry, remembered
 from slurm_gpumem.estimators.gpus import find_gpu, plain_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
+from slurm_gpumem.formats.job_record import PREALLOCATED
 from slurm_gpumem.formats.remembered import SCHEMA
 from slurm_gpumem.submission.needs import as_active_as_before
 from slurm_gpumem.summaries.reader import read_summary
@@ -66,6 +67,7 @@ def test_finished_runs_of_the_same_job_are_remembered_the_latest_first(tmp_path:
         {"state": "CANCELLED"},
         {"samples": 1},
         {"uid": 4242},
+        {"notes": [f"{PREALLOCATED} (JAX): what it needs is not known"]},
     ],
 )
 def test_other_runs_and_other_peoples_are_not(tmp_path: Path, changes: Any) -> None:

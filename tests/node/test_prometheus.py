@@ -263,3 +263,18 @@ def test_the_dashboard_asks_only_for_metrics_and_labels_that_the_exporter_writes
     shown = {name for expression in expressions for name in re.findall(r"gpumem_\w+", expression)}
     needed = ("job_memory_bytes", "gpu_mps_clients", "gpu_sm_active_ratio", "runs_out_of_memory_total")
     assert {f"gpumem_{name}" for name in (*needed, "runs_restarted_total")} <= shown
+
+
+def test_the_sites_story_fits_the_first_screen_and_no_panel_covers_another() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    places = {panel["title"]: panel["gridPos"] for panel in panels}
+    taken = [
+        (x, y)
+        for at in places.values()
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    story = ("GPU-hours saved", "GPUs: asked for, held, used", "Out of memory and what followed, per hour")
+    assert all(places[title]["y"] + places[title]["h"] <= 13 for title in story)

@@ -21,6 +21,7 @@ from tests.node.conftest import REPOSITORY, USER, Node, needs_root
 from tests.support.timing import slowness
 from tests.support.waiting import until
 
+ON_DEMAND = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 HOOKS = ("prolog", "epilog", "task_prolog", "task_epilog")
 
 
@@ -221,7 +222,7 @@ def test_at_one_server_for_all_a_busy_job_runs_below_light_ones(
 
 
 @needs_root
-def test_in_timeslice_mode_nothing_is_exported(node: Node) -> None:
+def test_in_timeslice_mode_nothing_is_exported_for_mps(node: Node) -> None:
     node.with_config(mps="timeslice").hook("prolog", node.env(7))
     assert _exports(node, SLURM_SHARDS_ON_NODE="12") == {}
     assert node.mps.daemons() == []
@@ -239,7 +240,34 @@ def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
         exports[name] = "unset" if word == "unset" else value
     assert exports.pop("GPUMEM_ATTEMPT") == str(int(more.get("SLURM_RESTART_COUNT", "0")) + 1)
     assert exports.pop("GPUMEM_SLOT_DIR") == "/submitted/gpumem-checkpoints/7"
+    on_demand = {name: exports.pop(name) for name in ON_DEMAND if name in exports}
+    # All that this is asked about are shares.
+    assert on_demand == ON_DEMAND
     return exports
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("own", "left"),
+    [
+        ({}, {"XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH"}),
+        ({"XLA_CLIENT_MEM_FRACTION": ".2"}, {"TF_FORCE_GPU_ALLOW_GROWTH"}),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".2"}, {"TF_FORCE_GPU_ALLOW_GROWTH"}),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, {"TF_FORCE_GPU_ALLOW_GROWTH"}),
+        ({"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}, {"TF_FORCE_GPU_ALLOW_GROWTH"}),
+        ({"TF_FORCE_GPU_ALLOW_GROWTH": "false"}, {"XLA_PYTHON_CLIENT_PREALLOCATE"}),
+        ({"TF_GPU_ALLOCATOR": "cuda_malloc_async"}, {"XLA_PYTHON_CLIENT_PREALLOCATE"}),
+    ],
+)
+def test_frameworks_in_a_share_take_what_they_need_unless_their_user_said_otherwise(
+    node: Node, own: dict[str, str], left: set[str]
+) -> None:
+    node.hook("prolog", node.env(7))
+    given = {**node.env(7), "PATH": os.environ["PATH"], **own}
+    assert "XLA" not in node.hook("task_prolog", given).stdout  # a whole GPU
+    told = node.hook("task_prolog", {**given, "SLURM_SHARDS_ON_NODE": "12"}).stdout
+    lines = {line.removeprefix("export ") for line in told.splitlines() if "XLA" in line or "TF_" in line}
+    assert lines == {f"{name}={ON_DEMAND[name]}" for name in left}
 
 
 @needs_root

@@ -66,6 +66,7 @@ class OneJob:
                     "hold", state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=self.restarts
                 ),
                 "scontrol update JobId=7": self._update,
+                "scontrol show job 7": lambda _: f"JobId=7\n   AdminComment={self.said} \n   Comment=x\n",
                 "scontrol release 7": lambda _: self._do("release", reason="None", priority=90),
                 "scancel 7": lambda _: self._do("cancel", state="CANCELLED"),
                 "scontrol -o show assoc_mgr": lambda _: self._associations,
@@ -195,11 +196,14 @@ def test_a_job_that_slurm_will_not_change_is_neither_run_as_it_was_nor_cancelled
     state: Path, lies: bool
 ) -> None:
     slurm = OneJob(ENDED, refuses=() if lies else ("change",), lies=lies)
+    slurm.said = "gpumem/1:was=--gres=gpu:1"
     outcome = recover(slurm, state)
     assert not outcome.requeued
     assert "stays held" in outcome.reason
     assert set(slurm.done) == {"hold", "change", "say"}
-    assert "scontrol release runs it as it was" in slurm.said
+    assert not recover(slurm, state).requeued
+    assert slurm.said.startswith("gpumem/1:was=--gres=gpu:1 gpumem: held; its new request was refused: ")
+    assert slurm.said.count("scontrol release runs it as it was") == 1
     slurm.refuses, slurm.lies = (), False
     assert recover(slurm, state).requeued
     assert slurm.done[-2:] == ["change", "release"]

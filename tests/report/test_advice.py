@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from slurm_gpumem.formats.job_record import PREALLOCATED
 from slurm_gpumem.report.job import advice, job_lines
 from tests.accounting.job_records import UUID, opened, record, write
 
@@ -30,6 +31,11 @@ from tests.accounting.job_records import UUID, opened, record, write
         ),
         ({"end": None, "state": None}, ""),
         ({"peak_mib": None}, ""),
+        (
+            {"notes": [f"{PREALLOCATED} (JAX): what it needs is not known"]},
+            "to see what it needs, and share by that: export XLA_PYTHON_CLIENT_PREALLOCATE=false (JAX) or "
+            "TF_FORCE_GPU_ALLOW_GROWTH=true (TensorFlow); a server takes the part that it is given",
+        ),
     ],
 )
 def test_advice_is_one_line_of_what_to_do(tmp_path: Path, changes: Any, said: str) -> None:

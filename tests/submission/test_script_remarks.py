@@ -121,7 +121,7 @@ def test_remarks_on_commands_and_on_the_files_that_they_run_are_what_they_were(
         said[body] = repr((
             [batch_remark(one, Workload(job=TrainingJob(32))) for one in (job, asked(body, "--gres=gpu:8"))],
             the_batch(job.commands, job.script_text),
-            [preallocation_remark(job, gpu, share) for share in (10 * 1024, 30 * 1024, 39 * 1024)],
+            preallocation_remark(job),
             [server_remarks(job, gpu, share) for share in (10 * 1024, 30 * 1024, None)],
         ))  # fmt: skip
     for line in SOURCES:

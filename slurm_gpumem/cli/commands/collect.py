@@ -30,7 +30,7 @@ def main(argv: List[str]) -> int:
             f"{store}: no such folder; make it, or name another with accounting.dir in gpumem.toml"
         )
     spool = None if args.index_only else config.spool
-    done = keep_up(config, spool, store, args.older, lambda: ProgressBar("indexing job records"))
+    done = keep_up(config, spool, store, args.older, _bar, summaries=args.jobstats)
     for note in done.notes:
         say(note)
     if not args.quiet:
@@ -38,12 +38,18 @@ def main(argv: List[str]) -> int:
     return 1 if done.collected and done.collected.failed else 0
 
 
+def _bar() -> ProgressBar:
+    return ProgressBar("indexing job records")
+
+
 def _line(done: Upkeep) -> str:
     moved, fresh = done.collected, done.freshness
     first = f"{moved.records:,} records moved into books, {moved.kept:,} stay in the spool; " if moved else ""
     bad = f", {fresh.bad:,} bad" if fresh.bad else ""
     why = f" (without Slurm's accounting: {fresh.slurm})" if fresh.slurm else ""
-    return f"{first}{fresh.records:,} records indexed{bad}{why}"
+    done_for = f"; {done.summaries.jobs:,} summaries for jobstats" if done.summaries.jobs else ""
+    left = f"; {done.summaries.left:,} AdminComments left as they are" if done.summaries.left else ""
+    return f"{first}{fresh.records:,} records indexed{bad}{why}{done_for}{left}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--index-only", action="store_true", help="move nothing, only bring the index up to date"
+    )
+    parser.add_argument(
+        "--jobstats",
+        action="store_true",
+        help="write jobstats' summaries of jobs into Slurm's AdminComment, for jobstats and reportseff",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="say only what is wrong")
     return parser

@@ -40,6 +40,7 @@ from slurm_gpumem.node.sampler.gpu_readings import Alone, Meter, Reading, claime
 from slurm_gpumem.node.sampler.own_live import OwnLiveFiles
 from slurm_gpumem.node.sampler.pid_to_job import Owners, job_of_user
 from slurm_gpumem.node.sampler.pilots import Pilots
+from slurm_gpumem.node.sampler.preallocation import Preallocators
 from slurm_gpumem.node.sampler.prometheus import Exporter
 from slurm_gpumem.node.sampler.slots import SlotSignals
 from slurm_gpumem.node.sampler.tracked_jobs import Roster
@@ -68,6 +69,7 @@ class Sampler:
         self._exporter = Exporter(folder, config, node)
         self.roster = Roster(folder, config, node, self._exporter, self.problems, self)
         self._owners = Owners()
+        self._preallocators = Preallocators()
         self.exits = Exits(folder, config)
         self._enforcer = Enforcer(folder, config, self.roster, self.exits)
         self._slots = SlotSignals(partial(log, folder.root))
@@ -142,6 +144,7 @@ class Sampler:
         self._read_cpus(here, now)
         self._finish_use()
         self._owners.keep_only(frozenset(seen))
+        self._preallocators.keep_only(frozenset(seen))
         self._note_faults()
         self._enforcer.act(now)
         self._slots.look(here, self.roster.usage)
@@ -257,6 +260,10 @@ class Sampler:
                 if is_instance(uuid):
                     usage.note_instance(gpu_usage.memory_mib)
             gpu_usage.add_memory(mib, len(mine), seconds, wall)
+            most = usage.limit_mib or gpu_usage.memory_mib
+            note = self._preallocators.note((process.pid for process in mine), mib, most)
+            if note:
+                usage.notes.add(note)
             if reading is not None and seen is not None:
                 gpu_usage.add_activity(seen, job_id, held=job_id in reading.sharers, now=wall)
             usage.samples += 1

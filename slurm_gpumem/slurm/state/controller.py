@@ -133,6 +133,10 @@ class Controller:
         """Where its standard output goes; None when Slurm does not say. Only for the job's own user."""
         return queue.stdout_of(self._client, name)
 
+    def admin_comment(self, name: str) -> str:
+        """What stands in its AdminComment."""
+        return queue.admin_comment(self._client, name)
+
     def site(self) -> config_show.Site:
         """Version and settings of the running controller."""
         return config_show.ask_site(self._client)

@@ -74,6 +74,7 @@ _JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
 _PARTITION_WIDTH = 64
 _TIME = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 _PREEMPTED = re.compile(r"\bPreemptTime=[0-9]")
+_ADMIN_COMMENT = re.compile(r"^\s+AdminComment=(.*?) *$", re.MULTILINE)
 _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
 
 
@@ -220,6 +221,12 @@ def stdout_of(client: SlurmClient, name: str) -> Optional[str]:
     text = client.run(["scontrol", "show", "job", name], timeout_s=TIMEOUT_S)
     # The last: what a user wrote into a comment stands before it.
     return next(reversed(_STDOUT.findall(text)), None)
+
+
+def admin_comment(client: SlurmClient, name: str) -> str:
+    """Its AdminComment, "" without one."""
+    text = client.run(["scontrol", "show", "job", name], timeout_s=TIMEOUT_S)
+    return " ".join(_ADMIN_COMMENT.findall(text))
 
 
 def in_grace_time(client: SlurmClient, name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
+from slurm_gpumem.units import MIB
 
 _TIMEOUT_S = 5.0
 _TEXT = 64
@@ -39,6 +40,15 @@ class SlurmRow(NamedTuple):
     """Of an array's task: the number of the array ..."""
     array_task: Optional[int] = None
     """... and the task's in it, from 0."""
+    admin_comment: str = ""
+    """Untouched."""
+    nodes: Optional[int] = None
+    cpus: Optional[int] = None
+    """Allocated, as its memory, on all its nodes."""
+    cpu_s: Optional[float] = None
+    memory_bytes: Optional[int] = None
+    used_bytes: Optional[int] = None
+    """The most that one of its steps used; not known without JobAcctGatherType."""
 
 
 def ask_runs(job_ids: Sequence[int], client: SlurmClient = COMMANDS) -> List[SlurmRow]:
@@ -46,6 +56,12 @@ def ask_runs(job_ids: Sequence[int], client: SlurmClient = COMMANDS) -> List[Slu
     numbers = ",".join(map(str, job_ids))
     argv = ["sacct", "--json", "--duplicates", "--allusers", "-j", numbers]
     return parse_runs(client.run(argv, timeout_s=_TIMEOUT_S))
+
+
+def set_admin_comment(name: str, comment: str, client: SlurmClient = COMMANDS) -> bool:
+    """Of a job that ended, "12" or "12_3"; False when slurmdbd does not know it."""
+    words = ["where", f"jobid={name}", "set", f"AdminComment={comment}"]
+    return "Modified" in client.run(["sacctmgr", "-i", "modify", "job", *words], timeout_s=_TIMEOUT_S)
 
 
 def parse_runs(text: str) -> List[SlurmRow]:
@@ -73,6 +89,12 @@ def _row(job: Any) -> Optional[SlurmRow]:
     comment = job.get("comment")
     comment = comment.get("job") if isinstance(comment, dict) else comment
     array_job, array_task = _array(job.get("array"))
+    said = job.get("comment")
+    said = said.get("administrator") if isinstance(said, dict) else None
+    memory = _tres("mem", job.get("tres"), "allocated")
+    spent = times.get("total")
+    spent = spent if isinstance(spent, dict) else {}
+    used = [_tres("mem", step.get("tres"), "requested", "total") for step in _tables(job.get("steps"))]
     return SlurmRow(
         job_id=int(job_id),
         cluster=_text(job.get("cluster")) or _text(association.get("cluster")),
@@ -88,7 +110,29 @@ def _row(job: Any) -> Optional[SlurmRow]:
         comment=_text(comment, _COMMENT),
         array_job=array_job,
         array_task=array_task,
+        admin_comment=said if isinstance(said, str) else "",
+        nodes=_tres("node", job.get("tres"), "allocated"),
+        cpus=_tres("cpu", job.get("tres"), "allocated"),
+        cpu_s=_seconds(spent.get("seconds"), spent.get("microseconds")),
+        memory_bytes=None if memory is None else memory * MIB,
+        used_bytes=max(filter(None, used), default=None),
     )
+
+
+def _tables(value: Any) -> List[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _seconds(whole: Any, rest: Any) -> Optional[float]:
+    return whole + rest / 1e6 if type(whole) is int and type(rest) is int else None
+
+
+def _tres(kind: str, table: Any, *path: str) -> Optional[int]:
+    """What stands there; of memory MiB of a job, bytes of a step."""
+    for key in path:
+        table = table.get(key) if isinstance(table, dict) else None
+    found = [one.get("count") for one in _tables(table) if one.get("type") == kind]
+    return found[0] if found and type(found[0]) is int and found[0] > 0 else None
 
 
 def _array(value: Any) -> Tuple[Optional[int], Optional[int]]:

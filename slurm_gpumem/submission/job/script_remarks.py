@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
-from slurm_gpumem.config.node import site_limits_jobs
+from slurm_gpumem.config.node import site_limits_jobs, site_shares
 from slurm_gpumem.submission.job.job_variables import VARIABLES
 from slurm_gpumem.submission.job.script_batch import PYTHON_FILE, named_batches, source_text
 from slurm_gpumem.submission.submission import Submission, Workload
@@ -37,7 +37,6 @@ PREALLOCATION = (
 _PREALLOCATES = r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py"
 _SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 """Variables with which a script has already said how much it takes."""
-_FRACTION = r"\bXLA_(?:PYTHON_)?CLIENT_MEM_FRACTION=[\"']?([0-9]*\.[0-9]+)"
 
 
 def batch_remark(asked: Submission, workload: Workload) -> Optional[str]:
@@ -86,24 +85,16 @@ def source_remarks(asked: Submission, summary: Optional[ModelSummary]) -> Tuple[
     return tuple(found)
 
 
-def preallocation_remark(asked: Submission, model: GpuModel, share_mib: int) -> Optional[str]:
-    """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
+def preallocation_remark(asked: Submission) -> Optional[str]:
+    """For TensorFlow and JAX on a shared GPU, where no TaskProlog of the site sets what they need."""
     lines = [line for _, line in asked.commands]
-    if not any(re.search(_PREALLOCATES, line) for line in lines):
+    if not any(re.search(_PREALLOCATES, line) for line in lines) or site_shares():
         return None
-    asks = [float(match[1]) for line in lines for match in re.finditer(_FRACTION, line)]
-    if not asks and any(name in line for line in lines for name in _SETTLED):
+    if any(name in line for line in lines for name in _SETTLED):
         return None
-    total, context = _seen_memory(model)
-    part = max(1, (share_mib - context) * 100 // total)
-    if asks:
-        if asks[-1] * 100 < part + 1:
-            return None
-        set_to = f"XLA_PYTHON_CLIENT_MEM_FRACTION={asks[-1]:g}"
-        return f"{set_to} of the GPU is more than this share: 0.{part:02} fits"
     return (
         f"{PREALLOCATION}\n"
-        f"Write into the script: export XLA_PYTHON_CLIENT_MEM_FRACTION=0.{part:02} (JAX) or "
+        "Write into the script: export XLA_PYTHON_CLIENT_PREALLOCATE=false (JAX) or "
         "export TF_FORCE_GPU_ALLOW_GROWTH=true (TensorFlow)"
     )
 
