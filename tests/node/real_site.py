@@ -10,7 +10,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import pytest
 
@@ -50,8 +50,9 @@ class Site:
         shards: int = 8,
         user: str = USERS[0],
         comment: str = "gpumem/1:est=7000,req=8192",
+        options: Sequence[str] = (),
     ) -> int:
-        options = [f"--gres=shard:{shards}", *([f"--comment={comment}"] if comment else [])]
+        options = [*options, f"--gres=shard:{shards}", *([f"--comment={comment}"] if comment else [])]
         return int(submit(self.cluster, *options, command=command, output=f"{self.root}/out/%j", user=user))
 
     def out(self, job_id: int) -> str:
@@ -100,6 +101,8 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         (root / name).mkdir()
     (root / "out").chmod(0o1777)
     shutil.copy(MPS_STANDIN, root / "bin")
+    (root / "bin" / "mail").write_text(f'#!/bin/sh\n(id -un; echo "$@"; cat) >>{root}/out/mail\n')
+    (root / "bin" / "mail").chmod(0o755)
     hooks = root / "hooks"
     shutil.copytree(REPOSITORY / "prolog", hooks)
     (hooks / "hooks.conf").write_text(
@@ -117,6 +120,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
             f"TaskProlog={hooks}/task_prolog.sh",
             f"TaskEpilog={hooks}/task_epilog.sh",
             "KillWait=8",
+            f"MailProg={root}/bin/mail",
         ),
     )
     yield Site(cluster, root)

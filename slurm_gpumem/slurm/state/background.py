@@ -65,9 +65,9 @@ class Background:
         """A line on a job's stderr."""
         self._order(["scontrol", "notify", str(job_id), message])
 
-    def cancel(self, job_id: int) -> None:
-        """End a job."""
-        self._order(["scancel", str(job_id)])
+    def cancel(self, name: str) -> None:
+        """End a job; of an array one task, which may have the array's own number."""
+        self._order(["scancel", name])
 
     def close(self) -> None:
         """Wait a little for what was started; kill what hangs."""
