@@ -86,6 +86,8 @@ class Attempt(NamedTuple):
     hints: Tuple[str, ...] = ()
     notes: Tuple[str, ...] = ()
     stays: Tuple[GpuStay, ...] = ()
+    events: Tuple[str, ...] = ()
+    """Kinds of what hit it: "overrun", "xid", …"""
     idle_for_s: Optional[float] = None
     """How long it had done nothing on its GPUs when it was found idle."""
 
