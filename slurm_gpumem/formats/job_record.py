@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -390,7 +391,7 @@ def record_name(job_id: int, restarts: int, node: str) -> str:
 
 
 def write_job_record(spool: Path, record: JobRecord, *, durable: bool = False) -> None:
-    """Write it whole, root's, readable by the job's own user."""
+    """Write it whole, root's, readable by the job's own user, and by Slurm's for recovery and mails."""
     spool.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_json(
         spool / record_name(record.job_id, record.restarts, record.node),
@@ -398,8 +399,18 @@ def write_job_record(spool: Path, record: JobRecord, *, durable: bool = False) -
         mode=0o640,
         reader_uid=record.uid,
         reader_gid=primary_group(record.uid),
+        also=_slurm_user(),
         durable=durable,
     )
+
+
+@lru_cache(maxsize=1)
+def _slurm_user() -> Tuple[int, ...]:
+    """Slurm's own account, by the name that all packages give it."""
+    try:
+        return (pwd.getpwnam("slurm").pw_uid,)
+    except KeyError:
+        return ()
 
 
 def _figures(table: Mapping[str, Any]) -> GpuFigures:

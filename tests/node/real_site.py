@@ -58,6 +58,11 @@ class Site:
     def out(self, job_id: int) -> str:
         return (self.root / "out" / str(job_id)).read_text()
 
+    def mails(self, about: str) -> List[List[str]]:
+        """Lines of the mails with that in their subject: who sent it, its arguments, its text."""
+        found = [path.read_text().splitlines() for path in (self.root / "out").glob("mail.*")]
+        return [lines for lines in found if len(lines) > 3 and about in lines[2]]
+
     def queue(self) -> List[str]:
         return self.cluster.run(["squeue", "-h", "-o", "%i %T"], check=True).stdout.splitlines()
 
@@ -101,8 +106,17 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         (root / name).mkdir()
     (root / "out").chmod(0o1777)
     shutil.copy(MPS_STANDIN, root / "bin")
-    (root / "bin" / "mail").write_text(f'#!/bin/sh\n(id -un; echo "$@"; cat) >>{root}/out/mail\n')
+    program = (
+        f"#!/bin/sh\ncd {root}/out\n"
+        '(id -un; echo "$#"; echo "$2"; echo "$3"; cat) >new.$$ && mv new.$$ mail.$$\n'
+    )
+    (root / "bin" / "mail").write_text(program)
     (root / "bin" / "mail").chmod(0o755)
+    (root / "mail").mkdir()
+    shutil.copy(REPOSITORY / "prolog" / "mail.sh", root / "mail")
+    (root / "mail" / "hooks.conf").write_text(
+        f"python={sys.executable}\nsite_config={root}/gpumem.toml\nnext_mail={root}/bin/mail\n"
+    )
     hooks = root / "hooks"
     shutil.copytree(REPOSITORY / "prolog", hooks)
     (hooks / "hooks.conf").write_text(
@@ -120,7 +134,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
             f"TaskProlog={hooks}/task_prolog.sh",
             f"TaskEpilog={hooks}/task_epilog.sh",
             "KillWait=8",
-            f"MailProg={root}/bin/mail",
+            f"MailProg={root}/mail/mail.sh",
         ),
     )
     yield Site(cluster, root)

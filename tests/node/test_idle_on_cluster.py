@@ -73,12 +73,10 @@ def test_an_idle_job_is_warned_by_mail_and_on_its_stderr_and_then_cancelled_alon
         assert kinds == ["idle", "idle-ended"]
         until(lambda: site.record(job)["state"] == "CANCELLED")  # noqa: B023
     assert site.record(works)["events"] == []
-    until(lambda: (site.root / "out" / "mail").exists())
     # One mail, as the user: two jobs of one hour are one mail.
-    mail = (site.root / "out" / "mail").read_text()
-    assert mail.startswith("nobody\n-s Slurm job ")
-    assert mail.count("has not used its GPU") == 2
-    assert "gpumem report" in mail
+    (mail,) = until(lambda: site.mails("has not used its GPU"))
+    assert mail[:2] + mail[3:4] == ["nobody", "3", "nobody"]
+    assert "gpumem report" in mail[6]
 
 
 def test_the_first_idle_job_of_a_user_is_only_warned(make_site: Callable[..., Site]) -> None:

@@ -25,7 +25,7 @@ from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import JobUsage
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.mail import JobWords, send, words_of
-from slurm_gpumem.slurm.state.queue import Job, find_job
+from slurm_gpumem.slurm.state.queue import Job, cancel_command, find_job, line_command
 from slurm_gpumem.units import about_time
 
 _STARTS_S = 60.0
@@ -199,8 +199,8 @@ class IdleWatch:
             log(self._folder.root, f"job {answer.job.job_id}: its user was not mailed: {error}")
 
     def _cancel(self, job: NodeJob, name: str, text: str) -> None:
-        line = f"gpumem: job {name} is {text}"
-        for argv in (["scontrol", "notify", str(job.job_id), line], ["scancel", name]):
+        line = line_command(job.job_id, f"gpumem: job {name} is {text}")
+        for argv in (line, cancel_command(name)):
             try:
                 self._commands.run(argv, timeout_s=10.0)
             except SlurmError as error:
