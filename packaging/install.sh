@@ -145,6 +145,7 @@ for role in $roles; do
         ;;
     controller)
         hook epilog_slurmctld.sh
+        hook mail.sh
         for file in "$here"/lua/gpumem*.lua; do put 644 "$file" "$slurm/${file##*/}"; done
         if [ $setup = no ] || [ ! -x "$prefix/bin/gpumem" ]; then continue; fi
         "$prefix/bin/gpumem" setup --no-cli-filter --output "$scratch/files" >"$scratch/diff" || exit $?

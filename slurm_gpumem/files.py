@@ -63,17 +63,18 @@ def write_atomic(
     mode: Optional[int] = 0o644,
     reader_uid: Optional[int] = None,
     reader_gid: Optional[int] = None,
+    also: Collection[int] = (),
     durable: bool = False,
 ) -> None:
     """Replace the file in one step: a reader sees the old or the new content, never a part.
 
     Without `mode` the umask decides who may read it. `reader_uid` may read it though it stays ours: by an
-    access list, or where the file system has none, by the group `reader_gid`.
+    access list, or where the file system has none, by the group `reader_gid`. With a list `also` may, too.
     """
     with _draft(path, mode, durable) as (handle, _):
         write_all(handle, content.encode() if isinstance(content, str) else content)
         if reader_uid is not None and reader_uid != os.geteuid():
-            _allow_reader(handle, reader_uid, reader_gid)
+            _allow_reader(handle, reader_uid, reader_gid, also)
 
 
 @contextmanager
@@ -288,9 +289,9 @@ def primary_group(uid: int) -> Optional[int]:
         return None
 
 
-def _allow_reader(handle: int, uid: int, gid: Optional[int]) -> None:
+def _allow_reader(handle: int, uid: int, gid: Optional[int], also: Collection[int]) -> None:
     try:
-        allow_readers(handle, [uid])
+        allow_readers(handle, [uid, *also])
     except OSError:
         # No access lists on this file system (NFSv4, some overlays): the user's own group reads it.
         if gid is not None:

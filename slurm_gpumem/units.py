@@ -52,6 +52,13 @@ def seconds_text(seconds: int) -> str:
     return f"{seconds // SECONDS[unit]}{unit}"
 
 
+def about_time(seconds: float) -> str:
+    """For a sentence: "45 s", "40 min", "2.5 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
 def ceil_div(amount: int, unit: int) -> int:
     """How many whole units hold `amount`."""
     return -(-amount // unit)

@@ -44,6 +44,7 @@ def row_of(
     alone_by = measured.alone_by if measured.met else ""
     observed = not measured.shards and claim.mode == "observe"
     judged = shows_need(state, peak, record.notes)
+    idle = record.idle() if measured.events else None
     would_s = None
     if observed and gpu_s and request and gpu_mib:
         would_s = gpu_s * shared_part(request, gpu_mib, shard_mib)
@@ -114,7 +115,7 @@ def row_of(
         parts=claim.parts,
         devices=devices,
         met=measured.met,
-        hints=record.hints,
+        hints=record.hints if idle is None else (*record.hints, idle.kind),
         notes=record.notes,
     )
 

@@ -352,6 +352,8 @@ def attempt_of(record: JobRecord) -> Attempt:
         oom=record.out_of_memory,
         verdict=record.verdict,
         hints=record.hints,
+        events=tuple(dict.fromkeys(event.kind for event in measured.events)),
+        idle_for_s=idle.seconds if (idle := record.idle()) else None,
         notes=record.notes,
         stays=tuple(_stay(record, uuid, measured.gpu.get(uuid, GpuFigures())) for uuid in record.gpus),
     )

@@ -68,6 +68,9 @@ _FACTS: Tuple[Tuple[str, str], ...] = (
     ("energy_j", "sum(energy_j)"),
     ("idle_energy_j", "sum(idle_energy_j)"),
     ("idle_s", "sum(idle_s)"),
+    ("idle_jobs", "sum(head AND instr(hints, 'idle') > 0)"),
+    ("idle_ended", "sum(head AND instr(hints, 'idle-ended') > 0)"),
+    ("unmeasured", "sum(head AND sm_share IS NULL)"),
     ("cpu_held_s", f"sum(CASE WHEN {_CPUS_KNOWN} THEN cpus * (end - start) END)"),
     ("cpu_used_s", f"sum(CASE WHEN {_CPUS_KNOWN} THEN cpus_mean * (end - start) END)"),
     ("energy_jobs", "sum(head AND energy_j IS NOT NULL)"),
@@ -89,6 +92,7 @@ _WORST = len(_SUMS)
 _INTEGERS = frozenset((
     "jobs", "estimated", "under_estimate", "under_request", "remembered", "shared", "observed", "ooms",
     "oom_recovered", "oom_lost", "oom_avoided", "failed", "energy_jobs", "wait_jobs",
+    "idle_jobs", "idle_ended", "unmeasured",
     "strangers", "alone_unknown", "alone_seen", "alone_guessed", "redone", "failed_runs",
 ))  # fmt: skip
 _SPLIT = ("used_s", "sm_used_s", "alone_used_s", "redone_s", "failed_s")

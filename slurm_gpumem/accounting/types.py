@@ -93,6 +93,10 @@ class Attempt(NamedTuple):
     hints: Tuple[str, ...] = ()
     notes: Tuple[str, ...] = ()
     stays: Tuple[GpuStay, ...] = ()
+    events: Tuple[str, ...] = ()
+    """Kinds of what hit it: "overrun", "xid", …"""
+    idle_for_s: Optional[float] = None
+    """How long it had done nothing on its GPUs when it was found idle."""
 
 
 class JobRow(NamedTuple):
@@ -339,6 +343,12 @@ class JobTotals(NamedTuple):
     """While jobs had a GPU and none of them held memory of it: nobody's."""
     idle_s: float = 0.0
     """GPU-seconds in which jobs held memory and the GPU did nothing."""
+    idle_jobs: int = 0
+    """Jobs that did nothing on their GPUs for longer than the site allows ..."""
+    idle_ended: int = 0
+    """... and were cancelled for it."""
+    unmeasured: int = 0
+    """Jobs whose SM activity was not measured."""
     cpu_held_s: float = 0.0
     """CPU-seconds that jobs held ..."""
     cpu_used_s: float = 0.0

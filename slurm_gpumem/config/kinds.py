@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError, UsageError
 
@@ -100,6 +100,17 @@ def table_of(words: str, kind: Kind) -> Kind:
     return Kind(words, convert)
 
 
+def choices_of(words: str, kind: Kind, defaults: Mapping[str, Any]) -> Kind:
+    """A table of these names only; those that are left out keep their defaults."""
+
+    def convert(value: Any) -> Dict[str, Any]:
+        if not isinstance(value, dict) or not value.keys() <= defaults.keys():
+            raise ValueError
+        return {name: kind.checked(value.get(name, default)) for name, default in defaults.items()}
+
+    return Kind(f"{words} with the keys {', '.join(defaults)}", convert)
+
+
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError
@@ -179,6 +190,7 @@ ABSOLUTE = Kind("an absolute path", _absolute)
 PATH = Kind("an absolute path", _path)
 WORD = Kind("a word or a number", _word)
 TEXT = Kind("text", str)
+NAMES = Kind('a list of names, like ["debug"]', _groups)
 GROUPS = Kind('a list of groups, like ["gpuadmins"]', _groups)
 LADDER = Kind('a list like ["+25%", "whole-gpu"]', _ladder)
 

@@ -6,6 +6,8 @@ documentation of gpumem.toml all come from it.
 
 from __future__ import annotations
 
+from typing import Dict, List
+
 from slurm_gpumem.config.kinds import (
     ABSOLUTE,
     AT_LEAST_ONE,
@@ -14,6 +16,7 @@ from slurm_gpumem.config.kinds import (
     GROUPS,
     LADDER,
     MEBIBYTES,
+    NAMES,
     PART,
     PATH,
     SECONDS,
@@ -23,6 +26,7 @@ from slurm_gpumem.config.kinds import (
     WORD,
     Key,
     Section,
+    choices_of,
     one_of,
     table_of,
 )
@@ -33,6 +37,9 @@ SHARED_GRES = ("shard", "mps")
 NODE_MPS = ("per-user", "shared", "timeslice", "off")
 """How the jobs on one GPU run: an MPS server for each user, one for all, no MPS, or what the site runs."""
 _NODE_MPS = one_of(*NODE_MPS)
+_IDLE_AFTER = {"start": "2h", "later": "5h", "interactive": "8h"}
+"""What sites that cancel idle jobs give one that never began, one that stopped, one that somebody uses."""
+_IDLE_EXCEPT: Dict[str, List[str]] = {"partition": [], "user": [], "qos": []}
 _PARTITION_KEYS = (
     Key(
         "mode",
@@ -181,6 +188,25 @@ NODE = Section(
             "end",
             'for a job above its shards while sharing: "end" (its GPU processes, as out of memory), "log", '
             '"warn" (a line on its stderr) or "cancel"',
+        ),
+        Key(
+            "on_idle",
+            one_of("log", "warn", "cancel"),
+            "log",
+            'for a job that does nothing on its GPUs: "log", "warn" (mail, and a line on its stderr) or '
+            '"cancel" (warned at half the time)',
+        ),
+        Key(
+            "idle_after",
+            choices_of("a table of times", DURATION, _IDLE_AFTER),
+            _IDLE_AFTER,
+            "for how long: since its start, after it has worked, or of a job without a batch script",
+        ),
+        Key(
+            "idle_except",
+            choices_of("a table of lists", NAMES, _IDLE_EXCEPT),
+            _IDLE_EXCEPT,
+            'jobs that it leaves alone: {partition = ["debug"], user = ["anna"], qos = ["teaching"]}',
         ),
         Key("prometheus_file", PATH, None, "the node's metrics, for node_exporter's textfile collector"),
         Key("prometheus_users", SWITCH, True, "name the jobs' users in that file"),

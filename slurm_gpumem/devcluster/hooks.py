@@ -61,7 +61,13 @@ def site_tables(layout: Layout) -> List[str]:
 
 def toml_lines(name: str, table: Mapping[str, object]) -> List[str]:
     """A table as it stands in a gpumem.toml."""
-    return [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    return [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
 
 
 def samplers(layout: Layout) -> List[Process]:

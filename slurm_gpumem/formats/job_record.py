@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -25,6 +26,7 @@ from slurm_gpumem.formats.values import (
     MOST_NOTE,
     MOST_RATIO,
     MOST_WHOLE,
+    amount,
     clean_name,
     moment,
     name,
@@ -33,7 +35,7 @@ from slurm_gpumem.formats.values import (
     whole,
     whole_list,
 )
-from slurm_gpumem.formats.verdicts import OOM
+from slurm_gpumem.formats.verdicts import IDLE, IDLE_ENDED, OOM
 from slurm_gpumem.units import MIB
 
 SCHEMA = "gpumem-job/2"
@@ -112,12 +114,14 @@ class FaultEvent(NamedTuple):
     """What hit the job: a fault of the GPU or of its MPS server, or a limit that was exceeded."""
 
     kind: str
-    """"mps-fault", "xid", OVERRUN or CROWDED."""
+    """"mps-fault", "xid", OVERRUN, CROWDED, IDLE or IDLE_ENDED."""
     gpu: str
     at: Optional[float]
     others: Tuple[int, ...]
     """Jobs at the same server that were hit at the same time; of OVERRUN and CROWDED: who was beside it."""
     xid: Optional[int] = None
+    seconds: Optional[float] = None
+    """Of IDLE and IDLE_ENDED: for how long."""
 
     def same_as(self, other: FaultEvent) -> bool:
         """Whether both report one fault; who else was hit may become known later."""
@@ -206,6 +210,11 @@ class JobRecord(NamedTuple):
     """What the task epilog saw in the job's log: one of VERDICTS."""
     notes: Tuple[str, ...] = ()
     """What was out of the ordinary, in words."""
+
+    def idle(self) -> Optional[FaultEvent]:
+        """That it did nothing on its GPUs for long: the last that was noted of it."""
+        found = [event for event in self.measured.events if event.kind in (IDLE, IDLE_ENDED)]
+        return found[-1] if found else None
 
     @property
     def claimed(self) -> CommentRecord:
@@ -389,7 +398,7 @@ def record_name(job_id: int, restarts: int, node: str) -> str:
 
 
 def write_job_record(spool: Path, record: JobRecord, *, durable: bool = False) -> None:
-    """Write it whole, root's, readable by the job's own user."""
+    """Write it whole, root's, readable by the job's own user, and by Slurm's for recovery and mails."""
     spool.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_json(
         spool / record_name(record.job_id, record.restarts, record.node),
@@ -397,8 +406,18 @@ def write_job_record(spool: Path, record: JobRecord, *, durable: bool = False) -
         mode=0o640,
         reader_uid=record.uid,
         reader_gid=primary_group(record.uid),
+        also=_slurm_user(),
         durable=durable,
     )
+
+
+@lru_cache(maxsize=1)
+def _slurm_user() -> Tuple[int, ...]:
+    """Slurm's own account, by the name that all packages give it."""
+    try:
+        return (pwd.getpwnam("slurm").pw_uid,)
+    except KeyError:
+        return ()
 
 
 def _figures(table: Mapping[str, Any]) -> GpuFigures:
@@ -438,6 +457,7 @@ def _events(value: Any) -> Tuple[FaultEvent, ...]:
             at=moment(event.get("at")),
             others=whole_list(event.get("with"), _MOST_MET),
             xid=whole(event.get("xid")),
+            seconds=amount(event.get("seconds")),
         )
         for event in tables
     )
@@ -445,7 +465,8 @@ def _events(value: Any) -> Tuple[FaultEvent, ...]:
 
 def _event_table(event: FaultEvent) -> Dict[str, Any]:
     table: Dict[str, Any] = {"kind": event.kind, "gpu": event.gpu, "at": event.at, "with": event.others}
-    return table if event.xid is None else {**table, "xid": event.xid}
+    more = {"xid": event.xid, "seconds": event.seconds}
+    return {**table, **{key: value for key, value in more.items() if value is not None}}
 
 
 @lru_cache(maxsize=16_384)

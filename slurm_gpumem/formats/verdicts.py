@@ -41,7 +41,7 @@ CHECKPOINTED = frozenset((SLOT, SAVED))
 
 
 class Hint(NamedTuple):
-    """What the node's measurements suggest about a run that failed."""
+    """What the node's measurements suggest about a run that failed, or should not go on."""
 
     name: str
     note: str
@@ -52,6 +52,8 @@ class Hint(NamedTuple):
 
 NEAR_LIMIT, OWN_FAULT, NEIGHBOUR_FAULT = "near-limit", "own-fault", "neighbour-fault"
 REPEATED_FAULT, GPU_FAULT = "repeated-fault", "gpu-fault"
+IDLE, IDLE_ENDED = "idle", "idle-ended"
+"""Also events of a record: the job was found to do nothing on its GPUs; it was cancelled for that."""
 HINTS: Mapping[str, Hint] = {
     row.name: row
     for row in (
@@ -60,6 +62,8 @@ HINTS: Mapping[str, Hint] = {
         Hint(NEIGHBOUR_FAULT, "neighbour fault", fault=True),
         Hint(REPEATED_FAULT, "repeated fault", fault=True),
         Hint(GPU_FAULT, "gpu fault", fault=True),
+        Hint(IDLE, "GPU idle"),
+        Hint(IDLE_ENDED, "cancelled, GPU idle"),
     )
 }
 FAULTS = frozenset(row.name for row in HINTS.values() if row.fault)

@@ -9,6 +9,7 @@ from slurm_gpumem.formats.job_record import preallocated
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.formats.remembered import CpuRun
 from slurm_gpumem.formats.verdicts import OOM, VERDICTS
+from slurm_gpumem.report.causes import cause_lines, cause_of
 from slurm_gpumem.report.columns import as_json
 from slurm_gpumem.submission.share.host import cpus_wanted
 from slurm_gpumem.terminal.bars import bar
@@ -104,7 +105,6 @@ def _advice_cpus(row: JobRow) -> List[str]:
 
 def _after_oom(row: JobRow) -> List[str]:
     room = row.oom_limit_mib
-    said = [f"it needs more than {room / 1024:.0f} GiB" if room else "it needs more memory"]
     # What it wanted is not known: its peak is where it was stopped. The estimate says what grows.
     if room and row.parts and row.batch:
         fixed = sum(row.parts.get(name, 0) for name in _FIXED_PARTS)
@@ -115,8 +115,8 @@ def _after_oom(row: JobRow) -> List[str]:
             else 0
         )
         if 0 < batch < row.batch:
-            said.append(f"batch {batch} may fit")
-    return said
+            return [f"batch {batch} may fit"]
+    return []
 
 
 def _handy(batch: int) -> int:
@@ -136,6 +136,7 @@ def job_lines(detail: JobDetail, shard_mib: int, *, unicode: bool) -> List[str]:
     """The screen."""
     row = detail.row
     lines = _head(row, unicode)
+    lines += [f"  {line}" for line in cause_lines(cause_of(row.state, detail.runs))]
     for run in detail.runs:
         if len(detail.runs) > 1 or row.attempts > 1:
             lines += ["", _run_line(run, row.attempts)]
@@ -161,6 +162,7 @@ def detail_json(detail: JobDetail, shard_mib: int) -> Dict[str, Any]:
     """The same for programs."""
     return {
         **as_json(detail.row),
+        "cause": cause_of(detail.row.state, detail.runs)._asdict(),
         "advice": advice(detail.row, shard_mib),
         "runs": [_run_json(run) for run in detail.runs],
         "missing": list(detail.missing),

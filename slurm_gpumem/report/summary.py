@@ -36,6 +36,7 @@ def summary_lines(total: JobTotals, wasters: Sequence[Waster], about: str) -> Li
     lines += _row("memory granted", _unused(total))
     lines += _row("SM activity", _activity(total))
     lines += _row("held and idle", _held_idle(total))
+    lines += _row("idle jobs", _idle(total))
     lines += _row("CPUs", _cpus(total))
     lines += _row("energy", _energy(total))
     lines += _row("unattributed", _unattributed(total))
@@ -222,6 +223,13 @@ def _held_idle(one: JobTotals) -> str:
     )
 
 
+def _idle(one: JobTotals) -> str:
+    if not one.idle_jobs:
+        return ""
+    unknown = f"; activity of {one.unmeasured:,} not measured" if one.unmeasured else ""
+    return f"{one.idle_jobs:,} found, {one.idle_ended:,} cancelled{unknown}"
+
+
 def _waster_lines(wasters: Sequence[Waster]) -> List[str]:
     width = max(len(fitted(printable(waster.user), _NAME)) for waster in wasters)
     lines = []
@@ -255,6 +263,7 @@ def _cells(group: str, one: JobTotals) -> List[Tuple[str, str]]:
         ("SM%", "" if activity is None else f"{activity * 100:.0f}"),
         ("OOM", f"{one.ooms:,}"),
         ("Lost", f"{one.oom_lost:,}"),
+        ("Idle", f"{one.idle_jobs:,}"),
         ("Energy/job", energy(per_job)),
         *([("IfShared", hours(one.would_s))] if one.would_of_s else []),
     ]

@@ -36,12 +36,14 @@ class Played:
         self.samples = 0
         self.total_mib: Dict[str, float] = {}
         self.gone: Set[str] = set()
+        self.sm: Dict[str, Optional[float]] = {}
 
     def sample(self, uuid: str) -> GpuSample:
         if self.broken.get(uuid):
             raise SourceError("nvmlDeviceGetMemoryInfo: NVML error 15")
         self.samples += 1
-        return GpuSample(2000.0, self.total_mib.get(uuid, 80_000.0), sm_active=0.5, power_w=300.0)
+        total, activity = self.total_mib.get(uuid, 80_000.0), self.sm.get(uuid, 0.5)
+        return GpuSample(2000.0, total, sm_active=activity, power_w=300.0)
 
     def energy_j(self, uuid: str) -> Optional[float]:
         return 100.0 * self.samples

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import pytest
 
@@ -50,12 +50,18 @@ class Site:
         shards: int = 8,
         user: str = USERS[0],
         comment: str = "gpumem/1:est=7000,req=8192",
+        options: Sequence[str] = (),
     ) -> int:
-        options = [f"--gres=shard:{shards}", *([f"--comment={comment}"] if comment else [])]
+        options = [*options, f"--gres=shard:{shards}", *([f"--comment={comment}"] if comment else [])]
         return int(submit(self.cluster, *options, command=command, output=f"{self.root}/out/%j", user=user))
 
     def out(self, job_id: int) -> str:
         return (self.root / "out" / str(job_id)).read_text()
+
+    def mails(self, about: str) -> List[List[str]]:
+        """Lines of the mails with that in their subject: who sent it, its arguments, its text."""
+        found = [path.read_text().splitlines() for path in (self.root / "out").glob("mail.*")]
+        return [lines for lines in found if len(lines) > 3 and about in lines[2]]
 
     def queue(self) -> List[str]:
         return self.cluster.run(["squeue", "-h", "-o", "%i %T"], check=True).stdout.splitlines()
@@ -100,6 +106,17 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         (root / name).mkdir()
     (root / "out").chmod(0o1777)
     shutil.copy(MPS_STANDIN, root / "bin")
+    program = (
+        f"#!/bin/sh\ncd {root}/out\n"
+        '(id -un; echo "$#"; echo "$2"; echo "$3"; cat) >new.$$ && mv new.$$ mail.$$\n'
+    )
+    (root / "bin" / "mail").write_text(program)
+    (root / "bin" / "mail").chmod(0o755)
+    (root / "mail").mkdir()
+    shutil.copy(REPOSITORY / "prolog" / "mail.sh", root / "mail")
+    (root / "mail" / "hooks.conf").write_text(
+        f"python={sys.executable}\nsite_config={root}/gpumem.toml\nnext_mail={root}/bin/mail\n"
+    )
     hooks = root / "hooks"
     shutil.copytree(REPOSITORY / "prolog", hooks)
     (hooks / "hooks.conf").write_text(
@@ -117,6 +134,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
             f"TaskProlog={hooks}/task_prolog.sh",
             f"TaskEpilog={hooks}/task_epilog.sh",
             "KillWait=8",
+            f"MailProg={root}/mail/mail.sh",
         ),
     )
     yield Site(cluster, root)

@@ -70,6 +70,6 @@ def test_orders_are_carried_out_before_the_end(
     monkeypatch.setattr("slurm_gpumem.slurm.state.background._CLOSE_S", 60.0)
     slurm = programs(scancel='echo "cancel $@" >>"$OUT/log"', scontrol='echo "$@" >>"$OUT/log"')
     slurm.warn(7, "too much memory")
-    slurm.cancel(7)
+    slurm.cancel("7")
     slurm.close()
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["cancel 7", "notify 7 too much memory"]

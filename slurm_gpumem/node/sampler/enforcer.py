@@ -172,7 +172,7 @@ class Enforcer:
                 if action in ("warn", "cancel"):
                     self._roster.truth.warn(job_id, f"gpumem: {message}")
                 if action == "cancel":
-                    self._roster.truth.cancel(job_id)
+                    self._roster.truth.cancel(usage.name_of(job_id))
             if self._watch.ends(job_id, now) and not self._is_busy(job_id, _OVERRUN):
                 told = {p: about for p, about in _own(job, seen).items() if p not in self._ordered}
                 if told:

@@ -102,14 +102,19 @@ class Owners:
             del self._known[pid]
 
 
+def is_mps_server(pid: int, mps_control: str) -> bool:
+    """Whether it serves MPS clients, and so computes nothing of its own."""
+    folders = (Path(mps_control).parent, Path(os.path.realpath(mps_control)).parent, Path("/usr/bin"))
+    return any(processes.runs(pid, folder / _MPS_SERVER) for folder in folders)
+
+
 def job_of_user(pid: int, uuid: str, here: Iterable[NodeJob], mps_control: str) -> Optional[int]:
     """For a process on a GPU that hides its job: its user's job that was the last to come before it did.
 
     One on that GPU goes first. What root runs belongs to no job, nor does a user's MPS server.
     """
     start, uid = processes.start_of(pid), processes.real_uid_of(pid)
-    folders = (Path(mps_control).parent, Path(os.path.realpath(mps_control)).parent, Path("/usr/bin"))
-    if start is None or not uid or any(processes.runs(pid, folder / _MPS_SERVER) for folder in folders):
+    if start is None or not uid or is_mps_server(pid, mps_control):
         return None
     came = start / os.sysconf("SC_CLK_TCK")
     mine = (job for job in here if job.uid == uid and job.booted_s <= came + _CLOCK_GRAIN_S)

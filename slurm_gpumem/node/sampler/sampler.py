@@ -37,16 +37,18 @@ from slurm_gpumem.node.processes import go_ahead_of_jobs
 from slurm_gpumem.node.sampler.cpu_clock import CpuClock
 from slurm_gpumem.node.sampler.enforcer import Enforcer
 from slurm_gpumem.node.sampler.gpu_readings import Alone, Meter, Reading, claimed_alone, trains
+from slurm_gpumem.node.sampler.idle import IdleWatch
 from slurm_gpumem.node.sampler.own_live import OwnLiveFiles
-from slurm_gpumem.node.sampler.pid_to_job import Owners, job_of_user
+from slurm_gpumem.node.sampler.pid_to_job import Owners, is_mps_server, job_of_user
 from slurm_gpumem.node.sampler.pilots import Pilots
 from slurm_gpumem.node.sampler.preallocation import Preallocators
 from slurm_gpumem.node.sampler.prometheus import Exporter
 from slurm_gpumem.node.sampler.slots import SlotSignals
 from slurm_gpumem.node.sampler.tracked_jobs import Roster
 from slurm_gpumem.node.sampler.usage import GpuUsage, JobUsage, Stretch, stretch_of, usage_from
-from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, SourceError
+from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, NoSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
+from slurm_gpumem.node.sources.nvml import NvmlSource
 
 _ACCOUNTING_EVERY = 5
 _ELSEWHERE_EVERY = 5
@@ -72,6 +74,7 @@ class Sampler:
         self._preallocators = Preallocators()
         self.exits = Exits(folder, config)
         self._enforcer = Enforcer(folder, config, self.roster, self.exits)
+        self._idle_jobs = IdleWatch(folder, config, self.roster)
         self._slots = SlotSignals(partial(log, folder.root))
         self._pilots = Pilots(config, partial(log, folder.root))
         self._faults = FaultLog()
@@ -147,6 +150,7 @@ class Sampler:
         self._preallocators.keep_only(frozenset(seen))
         self._note_faults()
         self._enforcer.act(now)
+        self._idle_jobs.look()
         self._slots.look(here, self.roster.usage)
         self._pilots.look(here, self.roster.usage, now)
         # Writing it costs most of a round: at once when a job, a process, a peak or a note is new,
@@ -187,6 +191,7 @@ class Sampler:
         """What the job had on its GPUs a look ago, it has lost since."""
         self._left[job_id] = usage
         self._enforcer.forget(job_id)
+        self._idle_jobs.forget(job_id)
         for uuid in job.gpus if job else ():
             if self._had.get((job_id, uuid)) and job:
                 self._lost(job, uuid)
@@ -242,7 +247,10 @@ class Sampler:
         allocated = {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}
         trained = self._trained.get(uuid, {})
         turns = any(here[job_id].mode == TIMESLICE for job_id in allocated if job_id in here)
-        seen = stretch_of(reading, len(allocated), trained, turns=turns) if reading else None
+        seen = None
+        if reading:
+            strangers = self._strangers(by_job.get(None, ()))
+            seen = stretch_of(reading, len(allocated), trained, turns=turns, strangers=strangers)
         if reading is not None and seen is not None:
             for job_id in reading.sharers & self._left.keys():
                 self._left[job_id].gpus[uuid].add_activity(seen, job_id, held=True, now=wall)
@@ -283,6 +291,12 @@ class Sampler:
             idle_s=self._idle_s(uuid, seen),
             sample=self._meter.last(uuid),
         )
+
+    def _strangers(self, unknown: Sequence[GpuProcess]) -> bool:
+        """Whether there may be processes whose job is not known; without NVML none is."""
+        if self.source.name == NoSource.name:
+            return True
+        return any(not is_mps_server(process.pid, self.config.mps_control) for process in unknown)
 
     def _read_cpus(self, here: Mapping[int, NodeJob], now: float) -> None:
         if now - self._clocked >= self.config.activity_every_s:
@@ -472,7 +486,9 @@ def _sample_until_idle(
 ) -> None:
     gpus = find_gpus(config, node)
     sampler = Sampler(folder, config, node, choose_source(config, node, gpus), gpus)
-    log(folder.root, f"sampler: {len(gpus)} GPUs, source {sampler.source.name}")
+    blind = sampler.source.name in (NvmlSource.name, NoSource.name)
+    unknown = "; without SM activity only jobs without GPU processes are known to be idle" if blind else ""
+    log(folder.root, f"sampler: {len(gpus)} GPUs, source {sampler.source.name}{unknown}")
     ends = _serve_ends(folder, sampler.exits)
     busy = due = time.monotonic()
     while not ended:

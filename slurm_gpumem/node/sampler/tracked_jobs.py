@@ -82,9 +82,9 @@ class SlurmTruth:
         """A line on the job's stderr."""
         self._slurm.warn(job_id, message)
 
-    def cancel(self, job_id: int) -> None:
-        """End the job."""
-        self._slurm.cancel(job_id)
+    def cancel(self, name: str) -> None:
+        """End the job of that name."""
+        self._slurm.cancel(name)
 
     def close(self) -> None:
         """Wait for what was started; kill what hangs."""
@@ -225,6 +225,11 @@ class Roster:
     def _is_unconfirmed(self, job_id: int) -> bool:
         usage = self.usage.get(job_id)
         return usage is not None and not usage.verified and usage.processes() > 0
+
+    def is_suspended(self, job_id: int) -> bool:
+        """Whether Slurm said at the last question that it is held up: then it cannot work."""
+        job = self._slurm.get(job_id)
+        return job is not None and job.state in ("SUSPENDED", "STOPPED")
 
     def is_ending(self, job_id: int) -> bool:
         """Whether Slurm said at the last question that it is being ended."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from slurm_gpumem.formats.curve import Curve, format_curve, parse_curve
 from slurm_gpumem.formats.job_record import BASES, MEASURED, FaultEvent, GpuFigures, Measurement
@@ -184,6 +184,8 @@ class CpuUse:
 
 
 _MEANS = tuple(measure.field for measure in MEASURES if measure.mean)
+_LONGEST_STRETCH_S = 60.0
+"""Of a longer time between two looks at the processes nobody knows who was there."""
 
 
 class Stretch(NamedTuple):
@@ -202,6 +204,8 @@ class Stretch(NamedTuple):
     """Of those: the part of their speed alone; None where it cannot be known."""
     basis: str = ""
     """Where that is known from."""
+    strangers: bool = False
+    """Whether processes of no known job may have been there: they may be a job's that hides them."""
 
     @property
     def idle(self) -> bool:
@@ -210,6 +214,19 @@ class Stretch(NamedTuple):
         seen = self.sample.utilization if seen is None else seen
         return seen is not None and seen < IDLE_BELOW
 
+    def rested(self, *, held: bool) -> bool:
+        """Whether a job certainly did nothing there; what is not known is not rest.
+
+        Only SM counters at 0 say so of a GPU: a kernel a second shows in them, and not in its utilization.
+        Of several jobs on a GPU that computes, nobody can say which did.
+        """
+        if self.seconds > _LONGEST_STRETCH_S:
+            return False
+        if self.sample.sm_active == 0 or held:
+            return self.sample.sm_active == 0
+        # It had no process there: what computed was another's, or too short to be seen.
+        return not self.strangers and (bool(self.sharers) or self.sample.sm_active is None)
+
     @property
     def activity_known(self) -> bool:
         """Whether the GPU says what it does at all."""
@@ -217,7 +234,12 @@ class Stretch(NamedTuple):
 
 
 def stretch_of(
-    reading: Reading, allocated: int, alone: Mapping[int, Optional[Alone]], *, turns: bool
+    reading: Reading,
+    allocated: int,
+    alone: Mapping[int, Optional[Alone]],
+    *,
+    turns: bool,
+    strangers: bool = False,
 ) -> Stretch:
     """What a reading says of the jobs that were there up to now, by their activities alone."""
     training = {job_id: alone.get(job_id) for job_id in reading.training}
@@ -230,6 +252,7 @@ def stretch_of(
         reading.training,
         speed_beside(training, reading.sample.sm_active, turns=turns),
         weakest_basis(training),
+        strangers,
     )
 
 
@@ -268,6 +291,8 @@ class GpuUsage:
     alone_mib: float = 0.0
     """... since it held this much."""
     idle_s: Optional[float] = None
+    rest_s: float = 0.0
+    """Seconds on end, up to now, in which it certainly did nothing there."""
     processes: int = 0
     curve: Optional[UsageCurve] = None
     number: Optional[int] = None
@@ -275,6 +300,7 @@ class GpuUsage:
     memory_mib: Optional[float] = None
     """Number, name and memory of the GPU or MIG instance itself."""
     instance: str = ""
+    _rested_mib: Optional[float] = 0.0
 
     def add_memory(
         self, mib: Optional[float], processes: int, seconds: float, now: Optional[float] = None
@@ -284,6 +310,8 @@ class GpuUsage:
         self.now_mib, self.processes = mib, processes
         if self.curve is None:
             self.curve = UsageCurve(now)
+        if mib != self._rested_mib:  # loading is work, too
+            self._rested_mib, self.rest_s = mib, 0.0
         if mib is not None:
             if self.peak_mib is None or mib > self.peak_mib:
                 self.peak_mib = mib
@@ -298,6 +326,7 @@ class GpuUsage:
         sample, seconds = seen.sample, seen.seconds
         for name, mean in self.whole.items():
             mean.add(getattr(sample, name), seconds)
+        self.rest_s = self.rest_s + seconds if seen.rested(held=held) else 0.0
         if not held:
             # Its run goes on: a mean over the moments with memory alone would say more than it did.
             self.share.add(None if sample.sm_active is None else 0.0, seconds)
@@ -378,10 +407,24 @@ class JobUsage:
         """The most on any one GPU: shards are counted per GPU."""
         return max((gpu.peak_mib for gpu in self.gpus.values() if gpu.peak_mib is not None), default=None)
 
+    def name_of(self, job_id: int) -> str:
+        """As scontrol and scancel take it: an array's last task has the number of the whole array."""
+        return str(job_id) if self.array_job is None else f"{self.array_job}_{self.array_task}"
+
     def note_instance(self, mib: Optional[float]) -> None:
         """It has a MIG instance of that memory: the hardware's own limit."""
         if mib is not None:
             self.instance_mib = min(int(mib), self.instance_mib or int(mib))
+
+    def rest_s(self, uuids: Sequence[str]) -> float:
+        """How long it has certainly done nothing on any of these, its GPUs, or another where it was met."""
+        found = [gpu.rest_s for gpu in self.gpus.values()]
+        return min(found) if found and self.gpus.keys() >= set(uuids) else 0.0
+
+    def begin_rest(self) -> None:
+        """Count its rest from now on: it was suspended, or just asked for."""
+        for gpu in self.gpus.values():
+            gpu.rest_s = 0.0
 
     def processes(self) -> int:
         """Its GPU processes at the last look."""

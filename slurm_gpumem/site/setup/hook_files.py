@@ -22,6 +22,7 @@ SCRIPTS = (
     "task_prolog.sh",
     "task_epilog.sh",
     "epilog_slurmctld.sh",
+    "mail.sh",
 )
 _OTHERS = ("gpumem_end.c", "gpumem-sampler.service")
 
@@ -45,6 +46,8 @@ def _settings(running: Mapping[str, str]) -> Optional[str]:
     state = value_of(running, "StateSaveLocation")
     lines += [f"state_dir={state}"] if state else []
     lines += [f"{key}={program}" for key, program in chained_hooks(running).items()]
+    mail = value_of(running, "MailProg")
+    lines += [f"next_mail={mail}"] if mail and not mail.startswith(HOOKS_FOLDER) else []
     return "\n".join([data_path("prolog", "hooks.conf.example").read_text().rstrip(), *lines, ""])
 
 

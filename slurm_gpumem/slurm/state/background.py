@@ -9,6 +9,7 @@ from typing import IO, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.state.queue import cancel_command, line_command
 
 _TIMEOUT_S = 10.0
 _CLOSE_S = 2.0
@@ -63,11 +64,11 @@ class Background:
 
     def warn(self, job_id: int, message: str) -> None:
         """A line on a job's stderr."""
-        self._order(["scontrol", "notify", str(job_id), message])
+        self._order(line_command(job_id, message))
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, name: str) -> None:
         """End a job."""
-        self._order(["scancel", str(job_id)])
+        self._order(cancel_command(name))
 
     def close(self) -> None:
         """Wait a little for what was started; kill what hangs."""

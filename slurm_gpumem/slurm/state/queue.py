@@ -282,6 +282,16 @@ def slurm_job_command(job_id: int) -> List[str]:
     return ["squeue", "-h", "-a", "-j", str(job_id), "-t", "all", "-O", _SAMPLED_COLUMNS]
 
 
+def line_command(job_id: int, line: str) -> List[str]:
+    """Puts a line on a job's stderr."""
+    return ["scontrol", "notify", str(job_id), line]
+
+
+def cancel_command(name: str) -> List[str]:
+    """Ends a job; of an array one task, which may have the array's own number."""
+    return ["scancel", name]
+
+
 def parse_slurm_job(text: str, job_id: int) -> Optional[SlurmJob]:
     """The answer to it; None when the job is not in it. Its request may be empty."""
     for words in map(str.split, text.splitlines()):
