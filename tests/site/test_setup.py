@@ -434,7 +434,7 @@ def several_nodes(**config: str) -> Snapshot:
 
 
 def test_partitions_of_several_shared_nodes_take_the_least_loaded_one_and_get_the_highest_limit() -> None:
-    files = propose(SetupOptions(), several_nodes(), memory_of).files
+    files = propose(SetupOptions(mps="shared"), several_nodes(), memory_of).files
     assert "PartitionName=gpu Nodes=n[1-2] LLN=YES" in files["slurm.conf"]
     assert "PartitionName=cpu Nodes=c1\n" in files["slurm.conf"]
     assert "max_slowdown = 3.5\n" in files["gpumem.toml"]
@@ -461,7 +461,7 @@ def test_plain_sbatch_counts_unknown_activity_as_the_site_says(tables: Dict[str,
 def test_a_partition_with_other_nodes_keeps_its_order_of_nodes_and_gets_a_lower_limit() -> None:
     now = several_nodes()
     other = {"NodeName": "c1", "Partitions": "gpu,cpu", "CPUTot": "64", "RealMemory": "512000"}
-    proposal = propose(SetupOptions(), replace(now, nodes=(*now.nodes, other)), memory_of)
+    proposal = propose(SetupOptions(mps="shared"), replace(now, nodes=(*now.nodes, other)), memory_of)
     assert "LLN" not in proposal.files["slurm.conf"]
     assert "max_slowdown = 2\n" in proposal.files["gpumem.toml"]
     # The order of the queue counts for nodes without GPUs, too: only a note.
@@ -529,19 +529,34 @@ def tables_of(text: str, folder: Path) -> Dict[str, Any]:
 @pytest.mark.parametrize(
     ("placement", "level", "limit"), [("spread", True, 3.5), ("spread", False, 2), ("pack", False, 1.25)]
 )
-def test_a_new_site_gets_one_server_for_all_users_and_a_written_limit_and_may_change_both(
+def test_a_new_site_gets_a_server_for_each_user_and_a_written_limit_and_may_change_both(
     placement: str, level: bool, limit: float, tmp_path: Path
 ) -> None:
     plan = SitePlan(groups=(A100,), placement=placement, level=level)
-    text = toml_file(plan)
+    tables = tables_of(toml_file(plan), tmp_path)
+    assert tables["node"] == {"mps": "per-user"}
+    assert tables["sharing"]["max_slowdown"] == min(limit, 1.99)
+    # Strangers' faults may end a job only where the site has said so.
+    text = toml_file(replace(plan, mps="shared"))
     tables = tables_of(text, tmp_path)
     assert tables["node"] == {"mps": "shared"}
     assert tables["sharing"]["max_slowdown"] == limit
     assert toml_file(plan, text) == text
-    own = text.replace('mps = "shared"', 'mps = "per-user"').replace(
-        f"max_slowdown = {limit}", "max_slowdown = 4"
-    )
+    own = text.replace(f"max_slowdown = {limit}", "max_slowdown = 4")
     assert toml_file(plan, own) == own
+    assert tables_of(toml_file(replace(plan, mps="per-user"), own), tmp_path)["node"] == {"mps": "per-user"}
+
+
+def test_partitions_that_are_not_named_are_observed(tmp_path: Path) -> None:
+    plan = SitePlan(groups=(A100,), mode="opt-in", shared=("gpu", "big one"))
+    text = toml_file(plan)
+    sharing = tables_of(text, tmp_path)["sharing"]
+    assert sharing["mode"] == "observe"
+    assert sharing["partition"] == {"gpu": {"mode": "opt-in"}, "big one": {"mode": "opt-in"}}
+    assert toml_file(plan, text) == text
+    asked = SetupOptions(mode="opt-in", partitions=("cpu",))
+    with pytest.raises(UsageError, match="--partition cpu: has no GPU; partitions with GPUs: gpu"):
+        propose(asked, snapshot(), memory_of)
 
 
 @pytest.mark.parametrize("own", ['[sharing]\nmode = "opt-in"\n', '[job]\noptimizer = "sgd"\n'])

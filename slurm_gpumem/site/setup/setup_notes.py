@@ -121,7 +121,11 @@ def memory_notes(memory: Mapping[str, Memory], shared: Set[str], nodes: Sequence
 def left_out_notes(planned: Collection[str], nodes: Sequence[Record]) -> List[str]:
     """Nodes with GPUs that are not part of the proposal: --gpu names only some."""
     left = [n["NodeName"] for n in nodes if "gpu:" in n.get("Gres", "") and n["NodeName"] not in planned]
-    return [f"{fold_names(left)}: has GPUs, is not named by --gpu and stays as it is"] if left else []
+    return (
+        [f"{fold_names(left)}: has GPUs, is left out by --gpu or --partition and stays as it is"]
+        if left
+        else []
+    )
 
 
 def restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> List[str]:
