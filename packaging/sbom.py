@@ -1,4 +1,4 @@
-"""sbom.py FOLDER: what the files of a release are and need, as CycloneDX 1.5; they bundle nothing of others."""
+"""sbom.py FOLDER: what the files of a release are and need, as CycloneDX 1.5; nothing of others is inside."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ def files_of(starts: Sequence[str]) -> List[Path]:
     found: Set[Path] = set()
     left = list(starts)
     while left:
-        path = _path(left.pop())
+        module = left.pop()
+        left += [module.rpartition(".")[0]] if "." in module else []
+        path = _path(module)
         if path is None or path in found:
             continue
         found.add(path)
