@@ -579,3 +579,17 @@ def test_the_hooks_are_written_too_with_the_settings_of_this_site(tmp_path: Path
     code = f'. {hooks}/hooks.conf; echo "$python|$state_dir|$next_task_prolog|$next_prolog"'
     shown = subprocess.run(["sh", "-ec", code], env={}, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"{sys.executable}|/var/spool/ctl|/etc/slurm/own_prolog|"
+
+
+@pytest.mark.parametrize("mode", ["observe", "opt-in"])
+def test_slurm_conf_runs_the_hooks_where_that_is_asked_for_and_the_sites_own_stay(mode: str) -> None:
+    now = snapshot({"slurm.conf": TWO_NODES}, TaskProlog="/etc/slurm/own_prolog", PrologFlags="(null)")
+    proposal = propose(SetupOptions(mode=mode, hooks=True), now, memory_of)
+    lines = proposal.files["slurm.conf"].splitlines()
+    assert "Prolog=/etc/slurm/gpumem/prolog.sh" in lines
+    assert "EpilogSlurmctld=/etc/slurm/gpumem/epilog_slurmctld.sh" in lines
+    assert "PrologFlags=Alloc" in lines
+    assert not [line for line in lines if line.startswith("TaskProlog")]
+    assert any("next_task_prolog=/etc/slurm/own_prolog" in note for note in proposal.notes)
+    without = propose(SetupOptions(mode=mode), now, memory_of).files["slurm.conf"]
+    assert "gpumem/prolog.sh" not in without

@@ -25,6 +25,7 @@ from slurm_gpumem.site.setup.setup import (
     summary_lines,
     write_files,
 )
+from slurm_gpumem.site.setup.setup_notes import HOOKS_NOTE
 from slurm_gpumem.site.setup.trial_run import Verdict, try_proposal
 from slurm_gpumem.site.snapshot import Snapshot, gather, with_hidden_nodes
 from slurm_gpumem.slurm.client import COMMANDS
@@ -51,6 +52,7 @@ def main(argv: List[str]) -> int:
         placement=args.placement,
         slurm_root=slurm_root_in_use(),
         cli_filter=not args.no_cli_filter,
+        hooks=args.hooks,
         applies=args.apply,
     )
     if snapshot is not None and on_terminal():
@@ -106,6 +108,8 @@ def _apply(proposal: Proposal, snapshot: Optional[Snapshot]) -> int:
     steps = ["the other hosts get their files as always, in the same order: slurm.conf last"]
     if restarts or proposal.waits_for:
         steps.append("systemctl restart slurmctld, then slurmd on every node (jobs that run go on)")
+    elif HOOKS_NOTE in proposal.notes:
+        steps.append("scontrol reconfigure")
     else:
         steps.append("no daemon needs a restart; jobs submitted from now on are concerned")
     if proposal.waits_for:
@@ -237,6 +241,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave plain sbatch, srun and salloc as they are: without the files of Slurm's submission "
         "filter and CliFilterPlugins",
+    )
+    parser.add_argument(
+        "--hooks",
+        action="store_true",
+        help="have slurm.conf run the nodes' hooks, which limit and measure jobs, once slurm-gpumem-node is "
+        "on every node with GPUs",
     )
     parser.add_argument("--offline", action="store_true", help="do not ask a running Slurm")
     parser.add_argument("--untried", action="store_true", help="do not try the configuration on a copy first")

@@ -36,7 +36,9 @@ from slurm_gpumem.site.setup.lua_files import (
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.setup.render import how_shared, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup.setup_notes import (
+    HOOKS_NOTE,
     has_lua_plugin,
+    hook_settings,
     instance_notes,
     left_out_notes,
     level_notes,
@@ -93,6 +95,8 @@ class SetupOptions:
     """None: what gpumem.toml says, of a new site a server for each user."""
     partitions: Tuple[str, ...] = ()
     """Which share; empty: all."""
+    hooks: bool = False
+    """Whether slurm.conf is to run the nodes' hooks."""
     applies: bool = False
     """Whether the files are put in place in their order, and not by hand."""
 
@@ -189,8 +193,10 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
     lua = bool(plugins)
     filters, words = _filter(options, running, current, notes)
     plugins += words
+    if options.hooks:
+        notes.append(HOOKS_NOTE)
     files = {
-        **_slurm_conf(plan, running, current, snapshot, plugins, notes),
+        **_slurm_conf(plan, running, current, snapshot, plugins, notes, hooks=options.hooks),
         **_gres_conf(plan, current, snapshot, notes),
         "gpumem.toml": toml_file(plan, current.get("gpumem.toml", "")),
     }
@@ -221,6 +227,9 @@ def _observing(
     filters, plugins = _filter(options, running, current, notes)
     now = words_of(running, "CliFilterPlugins")
     settings = {key: ",".join([*now, "lua"]) for key in plugins if "lua" not in now}
+    if options.hooks:
+        settings.update(hook_settings(running))
+        notes += [HOOKS_NOTE, *recovery_notes(running)]
     if "slurm.conf" not in current:
         current["slurm.conf"] = running_as_conf(running, list(settings), {}, [])
     files = {
@@ -348,6 +357,8 @@ def _slurm_conf(
     snapshot: Optional[Snapshot],
     lua_plugins: Sequence[str],
     notes: List[str],
+    *,
+    hooks: bool = False,
 ) -> Mapping[str, str]:
     gres = _wanted_gres(plan)
     known = snapshot.nodes if snapshot else ()
@@ -360,6 +371,7 @@ def _slurm_conf(
             f"{changed}: {other} becomes {plan.gres}; jobs that ask for {other} will be refused there"
         )
     settings = wanted_settings(running, plan, lua_plugins=lua_plugins, both=bool(strays))
+    settings.update(hook_settings(running) if hooks else {})
     partitions = snapshot.partitions if snapshot else ()
     memory = partition_memory(running, settings, plan, partitions, known)
     notes += memory_notes(memory, set(gres), known)
