@@ -22,7 +22,7 @@ build() ( # build FOLDER
     rm -rf "$1/parts"
     PYTHONPATH=. python3 packaging/sbom.py "$1" >"$1/slurm-gpumem-$version.cdx.json.new"
     mv "$1/slurm-gpumem-$version.cdx.json.new" "$1/slurm-gpumem-$version.cdx.json"
-    cd "$1" && find . -type f -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS.new && mv SHA256SUMS.new SHA256SUMS
+    cd "$1" && find . -type f ! -name 'SHA256SUMS*' -printf '%P\n' | LC_ALL=C sort | xargs sha256sum >SHA256SUMS.new && mv SHA256SUMS.new SHA256SUMS
 )
 rm -rf "$out" "$out.again"
 mkdir -p "$out" "$out.again"
