@@ -102,9 +102,7 @@ def lua_loads(now: Snapshot) -> Iterator[Finding]:
             "lua-broken",
             f"{name} does not load: {why}",
             "slurmctld will not start again" if fatal else "jobs pass unchanged",
-            "fix the file"
-            if fatal
-            else "gpumem setup --apply",
+            "fix the file" if fatal else "gpumem setup --apply",
         )
 
 
