@@ -108,7 +108,7 @@ def _apply(proposal: Proposal, snapshot: Optional[Snapshot]) -> int:
     steps = ["the other hosts get their files as always, in the same order: slurm.conf last"]
     if restarts or proposal.waits_for:
         steps.append("systemctl restart slurmctld, then slurmd on every node (jobs that run go on)")
-    elif HOOKS_NOTE in proposal.notes:
+    elif HOOKS_NOTE in proposal.notes and "slurm.conf" in changes:
         steps.append("scontrol reconfigure")
     else:
         steps.append("no daemon needs a restart; jobs submitted from now on are concerned")
