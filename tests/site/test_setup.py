@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from slurm_gpumem.site.queue_order import WORD, flow_settings
 from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf
 from slurm_gpumem.site.setup.hook_files import SCRIPTS
 from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.questions import asked
 from slurm_gpumem.site.setup.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, write_files
 from slurm_gpumem.site.setup.slurm_conf import partition_memory, wanted_settings
@@ -593,3 +595,34 @@ def test_slurm_conf_runs_the_hooks_where_that_is_asked_for_and_the_sites_own_sta
     assert any("next_task_prolog=/etc/slurm/own_prolog" in note for note in proposal.notes)
     without = propose(SetupOptions(mode=mode), now, memory_of).files["slurm.conf"]
     assert "gpumem/prolog.sh" not in without
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_a_terminal_is_asked_what_neither_options_nor_the_site_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    now = snapshot()
+    both = tuple({**node, "Partitions": "gpu,course"} for node in now.nodes)
+    now = replace(now, nodes=both, partitions=(*now.partitions, {"PartitionName": "course"}))
+    answering(monkeypatch, "\n")
+    assert asked(SetupOptions(), now).mode == "observe"
+    # A slip is asked again; the partition without GPUs is none to choose from.
+    answering(monkeypatch, "9\nopt-in\ncpu\ngpu, course\n\n")
+    found = asked(SetupOptions(), now)
+    assert (found.mode, found.partitions, found.mps) == ("opt-in", ("gpu", "course"), "per-user")
+    said = capsys.readouterr().err
+    assert (
+        "1  per-user (default): an MPS server for each user. Mean completion 210 s, on whole GPUs 294 s."
+        in said
+    )
+    assert "ends all users' jobs on its GPU" in said
+    answering(monkeypatch, "2\n")
+    assert asked(SetupOptions(mode="known", partitions=("gpu",)), now).mps == "shared"
+    answering(monkeypatch, "")
+    chosen = replace(now, policy={"mode": "on"}, tables={"node": {"mps": "shared"}})
+    assert asked(SetupOptions(partitions=("gpu",)), chosen) == SetupOptions(partitions=("gpu",))
+    with pytest.raises(UsageError, match="no answer; --mode"):
+        asked(SetupOptions(), now)

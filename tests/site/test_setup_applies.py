@@ -117,13 +117,13 @@ def test_apply_then_undo_leaves_every_byte_as_it_was_and_no_submission_fails(mak
 
     # Shares, before slurmctld knows of them: whoever asks for some gets a whole GPU.
     said = gpumem(cluster, "--apply", "--mode", "opt-in", "--mps", "shared").stderr
-    assert 'sets mode = "opt-in"' in said
+    assert "then, as no job shares before: gpumem setup --apply --mode opt-in\n" in said
     asked = submitted(cluster, "#GPUMEM mem=12G", "--gres=gpu:1", "-H")
     assert "shard" not in job(cluster, asked, "tres-per-node")
     restart(cluster)
     asked = submitted(cluster, "#GPUMEM mem=12G", "--gres=gpu:1", "-H")
     assert "shard" not in job(cluster, asked, "tres-per-node")
-    gpumem(cluster, "--apply", "--mode", "opt-in", "--mps", "shared")
+    gpumem(cluster, "--apply", "--mode", "opt-in")
     assert "Nothing to change" in gpumem(cluster, "--apply").stdout
     shared = submitted(cluster, "#GPUMEM mem=12G\n#SBATCH --mem=100", "--gres=gpu:1")
     until(lambda: job(cluster, shared, "statecompact") == "R")

@@ -80,13 +80,13 @@ def main(argv: List[str]) -> int:
         if proposal.parts:
             say(f"*{SUFFIX} are not whole files: do not copy them over yours; their first lines say more")
     elif args.apply:
-        return _apply(proposal, snapshot)
+        return _apply(proposal, snapshot, options)
     elif changes:
         say("nothing was changed; --apply does it, --undo takes it back; --output DIR writes the files")
     return 0
 
 
-def _apply(proposal: Proposal, snapshot: Optional[Snapshot]) -> int:
+def _apply(proposal: Proposal, snapshot: Optional[Snapshot], options: SetupOptions) -> int:
     """Write what is to change, on this host."""
     folder = snapshot.folder if snapshot else None
     unread = sorted(name for name in proposal.parts if name in proposal.changes())
@@ -113,8 +113,11 @@ def _apply(proposal: Proposal, snapshot: Optional[Snapshot]) -> int:
     else:
         steps.append("no daemon needs a restart; jobs submitted from now on are concerned")
     if proposal.waits_for:
-        again = f'then the same gpumem setup once more: it sets mode = "{proposal.waits_for}"'
-        steps.append(f"{again}; until then no job shares")
+        # Named, because gpumem.toml says observe by then, and nobody is asked again.
+        named = f" --partition {','.join(options.partitions)}" if options.partitions else ""
+        kept = "" if options.cli_filter else " --no-cli-filter"
+        again = f"gpumem setup --apply --mode {proposal.waits_for}{named}{kept}"
+        steps.append(f"then, as no job shares before: {again}")
     say("\n".join(["next:", *steps]))
     return 0
 
