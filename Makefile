@@ -22,6 +22,8 @@
 # make docs    the documentation site, in build/site/VERSION beside earlier versions; needs no network to be read
 # make deb     Debian packages, in build/deb (installs what builds them); make rpm: the same for EL, in build/rpm
 # make dist    wheel and source archive for PyPI, in dist
+# make release   all of these with docs, SBOM and checksums, in build/release: MAINTAINER='Name <mail>' SITE_URL= SIGN_KEY=
+# make root-code   the files that run as root on nodes and controller, and their lines
 # make test-packages   build them, install, upgrade and remove them in clean Debian 12 and 13 (as root, minutes)
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit similar models and margins on the measured runs in lab/data (a few minutes)
@@ -39,6 +41,8 @@ BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
 	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium man-db groff-base mandoc
 CHECK_PACKAGES := slurm-client lua5.1 lua5.3 lua5.4 python3-venv chromium
+# Who answers for packages, and their home page: the builder says.
+export MAINTAINER SITE_URL SIGN_KEY
 DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0
 TORCH_PYTHONS := 3.10 3.11 3.12 3.13 3.14 3.15
@@ -55,7 +59,7 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-filter bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-filter bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs release root-code rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -131,6 +135,15 @@ dist: .cache/dist/.ready
 	@packaging/dist.sh .cache/dist/bin/python dist $(SITE_URL)
 	.cache/dist/bin/python -m twine check --strict dist/*
 
+release: APT_PACKAGES := build-essential debhelper dh-python fakeroot mkdocs mkdocs-material pybuild-plugin-pyproject \
+	python3-all python3-setuptools rpm
+release: apt .cache/dist/.ready .cache/docs/.ready
+	@packaging/release.sh build/release
+
+# What Prolog, Epilog and sampler load (slurm_gpumem.node and all that it imports), and the shell around them.
+root-code: $(BIN)/gpumem
+	@PYTHONPATH=. $(BIN)/python -m tests.support.root_code
+
 # RPM_PYTHON: the Python of the distribution that the packages are for (EL 9: 3.9, EL 10: 3.12).
 RPM_PYTHON := 3.9
 rpm: APT_PACKAGES := rpm rpmlint
@@ -139,6 +152,7 @@ rpm: apt
 	rpmlint --config packaging/rpmlint.toml packaging/slurm-gpumem.spec build/rpm/*.rpm
 
 test-packages: APT_PACKAGES += mmdebstrap
+test-packages: export MAINTAINER := Test of packages <test@example.org>
 test-packages: setup-test deb rpm
 	GPUMEM_TEST_LONG=1 $(PYTEST) tests/packaging
 

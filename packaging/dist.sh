@@ -9,4 +9,9 @@ scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
 "$python" "$here/pypi_readme.py" "$scratch/source/README.md" ${url:+"$url"}
 rm -rf "$out" && mkdir -p "$out"
 "$python" -m build --outdir "$out" "$scratch/source" >"$scratch/log" 2>&1 || { tail -n 30 "$scratch/log" >&2; exit 1; }
+# What is built keeps no time but the last commit's.
+[ -z "${SOURCE_DATE_EPOCH:-}" ] || for archive in "$out"/*.tar.gz; do
+    mkdir "$scratch/archive" && tar -xzf "$archive" -C "$scratch/archive"
+    "$here/tar.sh" "$scratch/archive" "$archive"
+done
 ls "$out"

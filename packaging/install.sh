@@ -6,19 +6,18 @@ usage: install.sh [options] login|node|controller ...
 
   login       gpusbatch, gpusrun, gpusalloc, gpumem, their man pages and completion, the filter's files
   node        also the hooks, for GPU nodes
-  controller  also the Lua files, EpilogSlurmctld, and what gpumem setup proposes for slurm.conf and gres.conf
+  controller  also the Lua files and EpilogSlurmctld
 
   --check           change nothing; say what would change; exit code 1 if something would
-  --uninstall       remove what this script installed (the Slurm configuration: see 'Undo' in install.md)
+  --uninstall       remove what this script installed, after gpumem setup --undo
   --wheel FILE      the package (default: the only one in dist/, which make dist builds)
   --prefix DIR      a virtual environment for the code (default /opt/gpumem)
   --slurm DIR       Slurm's configuration (default /etc/slurm)
-  --local DIR       where commands and man pages go, in bin/ and share/ (default /usr/local)
-  --no-setup        controller: leave slurm.conf and gres.conf alone"
+  --local DIR       where commands and man pages go, in bin/ and share/ (default /usr/local)"
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")/.." && pwd) prefix=/opt/gpumem slurm=/etc/slurm local=/usr/local wheel=''
-check=no uninstall=no setup=yes roles='' changed=0 python=${PYTHON:-python3}
+check=no uninstall=no roles='' changed=0 python=${PYTHON:-python3}
 commands='gpusbatch gpusrun gpusalloc gpumem'
 
 fail() { echo "install.sh: $*" >&2; exit 2; }
@@ -26,7 +25,6 @@ while [ $# -gt 0 ]; do
     case $1 in
     --check) check=yes ;;
     --uninstall) uninstall=yes ;;
-    --no-setup) setup=no ;;
     --wheel | --prefix | --slurm | --local)
         [ $# -gt 1 ] || fail "$1 needs a value"
         case $1 in --wheel) wheel=$2 ;; --prefix) prefix=$2 ;; --slurm) slurm=$2 ;; --local) local=$2 ;; esac
@@ -76,7 +74,6 @@ if [ $uninstall = yes ]; then
         fi
     done <"$list"
     if change "remove $prefix"; then rm -rf "$prefix"; fi
-    if [ -d "$slurm.before-gpumem" ]; then echo "the Slurm configuration from before is in $slurm.before-gpumem"; fi
     if [ $check = yes ]; then exit 1; fi
     exit 0
 fi
@@ -147,24 +144,9 @@ for role in $roles; do
         hook epilog_slurmctld.sh
         hook mail.sh
         for file in "$here"/lua/gpumem*.lua; do put 644 "$file" "$slurm/${file##*/}"; done
-        if [ $setup = no ] || [ ! -x "$prefix/bin/gpumem" ]; then continue; fi
-        "$prefix/bin/gpumem" setup --no-cli-filter --output "$scratch/files" >"$scratch/diff" || exit $?
-        if [ -e "$scratch/files/slurm.conf.part" ]; then
-            echo "next: gpumem setup where slurmctld answers; slurm.conf and gres.conf were left alone"
-            continue
-        fi
-        for file in "$scratch"/files/*; do
-            if [ ! -f "$file" ] || cmp -s "$file" "$slurm/${file##*/}"; then continue; fi
-            if change "write $slurm/${file##*/}"; then
-                [ -d "$slurm.before-gpumem" ] || cp -a "$slurm" "$slurm.before-gpumem"
-                # Not in the list of files: it is the site's, and --uninstall leaves it.
-                cat "$file" >"$slurm/${file##*/}"
-                restart="next: copy slurm.conf and gres.conf to every node, restart slurmctld, then every slurmd"
-            fi
-        done
+        echo "next: gpumem setup where slurmctld runs"
         ;;
     esac
 done
-if [ -n "${restart:-}" ]; then echo "$restart"; fi
 if [ $changed = 0 ]; then echo "nothing to change"; fi
 if [ $check = yes ] && [ $changed -gt 0 ]; then exit 1; fi

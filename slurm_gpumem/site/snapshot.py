@@ -174,7 +174,7 @@ def read_files(
         texts.update(read_from_disk(name, where))
     for name in FILES[2:]:
         try:
-            texts[name] = (folder / name).read_text(errors="replace")
+            texts[name] = (folder / name).read_bytes().decode("utf-8", "surrogateescape")
         except OSError:
             # Not there, or not for us: the checks that need it say so.
             continue

@@ -183,8 +183,9 @@ def read_from_disk(name: str, where: Where) -> Dict[str, str]:
 
     def read(file: str) -> bool:
         try:
-            with open(os.path.join(where.folder, file), encoding="utf-8", errors="surrogateescape") as opened:
-                texts[file] = opened.read()
+            # Byte for byte: what is not to change must come out as it went in.
+            with open(os.path.join(where.folder, file), "rb") as opened:
+                texts[file] = opened.read().decode("utf-8", "surrogateescape")
         except OSError:
             return False  # `read_tree` lists it as missing
         for statement in parse(file, texts[file]):

@@ -64,7 +64,7 @@ def test_a_history_with_gpu_use_gives_one_figure_each_and_no_names(
     assert "300 jobs on GPUs by 7 users, 9" in text
     assert "8 × a100 of 40 GiB in 2 nodes (as seen from the jobs" in text
     assert "memory of jobs on one GPU from: gres/gpumem 100%" in text
-    assert "shared by one MPS server for all users, placement level, max_slowdown 3.5" in text
+    assert "shared by an MPS server for each user, placement level, max_slowdown 1.99" in text
     assert "–" not in text.split("How sure")[0].replace("… within", "")
     assert "secret" not in text
     assert "vip" not in text

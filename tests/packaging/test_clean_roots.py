@@ -115,7 +115,7 @@ def _next_version(tree: Tree, package: str, *, changes: str = "") -> None:
 
 def test_the_packages_live_and_leave_without_a_trace(tree: Tree) -> None:
     files, groups = tree.files(), tree.groups()
-    debs = " ".join(f"/tmp/slurm-gpumem-{name}_0*.deb" for name in PACKAGES)
+    debs = " ".join(f"/tmp/slurm-gpumem-{name}_1*.deb" for name in PACKAGES)
     tree.run(f"apt-get install -y -qq --no-install-recommends {debs}")
 
     # The commands work on the distribution's own Python, for everybody.

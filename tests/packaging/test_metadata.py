@@ -88,9 +88,22 @@ def test_tmpfiles_has_the_folders_of_the_configuration(staged: Path, monkeypatch
         assert f"\nd {folder} 0755 root root -" in text
 
 
-def test_packages_bear_the_version_of_the_code() -> None:
+def test_the_version_is_in_one_place() -> None:
     version = slurm_gpumem.__version__
-    assert f"slurm-gpumem ({version}) " in (DEBIAN / "changelog").read_text().splitlines()[0]
+    named = [path for path in PACKAGING.rglob("*") if path.is_file() and version in path.read_text()]
+    assert named == []
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text().splitlines()[2]
+
+
+@pytest.mark.parametrize("script", ["deb.sh", "rpm.sh"])
+def test_packages_name_who_answers_for_them_or_are_not_built(script: str, tmp_path: Path) -> None:
+    environ = {"PATH": "/usr/bin:/bin", "MAINTAINER": "somebody"}
+    command = [str(PACKAGING / script), str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "MAINTAINER='Name <name@site>'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert ".invalid" not in "".join(p.read_text() for p in PACKAGING.rglob("*") if p.is_file())
 
 
 def _scripts() -> Iterator[Path]:

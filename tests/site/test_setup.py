@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from slurm_gpumem.site.queue_order import WORD, flow_settings
 from slurm_gpumem.site.setup.conf_edit import Change, edit_slurm_conf
 from slurm_gpumem.site.setup.hook_files import SCRIPTS
 from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.questions import asked
 from slurm_gpumem.site.setup.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup.setup import HOOKS, SetupOptions, propose, write_files
 from slurm_gpumem.site.setup.slurm_conf import partition_memory, wanted_settings
@@ -434,7 +436,7 @@ def several_nodes(**config: str) -> Snapshot:
 
 
 def test_partitions_of_several_shared_nodes_take_the_least_loaded_one_and_get_the_highest_limit() -> None:
-    files = propose(SetupOptions(), several_nodes(), memory_of).files
+    files = propose(SetupOptions(mps="shared"), several_nodes(), memory_of).files
     assert "PartitionName=gpu Nodes=n[1-2] LLN=YES" in files["slurm.conf"]
     assert "PartitionName=cpu Nodes=c1\n" in files["slurm.conf"]
     assert "max_slowdown = 3.5\n" in files["gpumem.toml"]
@@ -461,7 +463,7 @@ def test_plain_sbatch_counts_unknown_activity_as_the_site_says(tables: Dict[str,
 def test_a_partition_with_other_nodes_keeps_its_order_of_nodes_and_gets_a_lower_limit() -> None:
     now = several_nodes()
     other = {"NodeName": "c1", "Partitions": "gpu,cpu", "CPUTot": "64", "RealMemory": "512000"}
-    proposal = propose(SetupOptions(), replace(now, nodes=(*now.nodes, other)), memory_of)
+    proposal = propose(SetupOptions(mps="shared"), replace(now, nodes=(*now.nodes, other)), memory_of)
     assert "LLN" not in proposal.files["slurm.conf"]
     assert "max_slowdown = 2\n" in proposal.files["gpumem.toml"]
     # The order of the queue counts for nodes without GPUs, too: only a note.
@@ -529,19 +531,34 @@ def tables_of(text: str, folder: Path) -> Dict[str, Any]:
 @pytest.mark.parametrize(
     ("placement", "level", "limit"), [("spread", True, 3.5), ("spread", False, 2), ("pack", False, 1.25)]
 )
-def test_a_new_site_gets_one_server_for_all_users_and_a_written_limit_and_may_change_both(
+def test_a_new_site_gets_a_server_for_each_user_and_a_written_limit_and_may_change_both(
     placement: str, level: bool, limit: float, tmp_path: Path
 ) -> None:
     plan = SitePlan(groups=(A100,), placement=placement, level=level)
-    text = toml_file(plan)
+    tables = tables_of(toml_file(plan), tmp_path)
+    assert tables["node"] == {"mps": "per-user"}
+    assert tables["sharing"]["max_slowdown"] == min(limit, 1.99)
+    # Strangers' faults may end a job only where the site has said so.
+    text = toml_file(replace(plan, mps="shared"))
     tables = tables_of(text, tmp_path)
     assert tables["node"] == {"mps": "shared"}
     assert tables["sharing"]["max_slowdown"] == limit
     assert toml_file(plan, text) == text
-    own = text.replace('mps = "shared"', 'mps = "per-user"').replace(
-        f"max_slowdown = {limit}", "max_slowdown = 4"
-    )
+    own = text.replace(f"max_slowdown = {limit}", "max_slowdown = 4")
     assert toml_file(plan, own) == own
+    assert tables_of(toml_file(replace(plan, mps="per-user"), own), tmp_path)["node"] == {"mps": "per-user"}
+
+
+def test_partitions_that_are_not_named_are_observed(tmp_path: Path) -> None:
+    plan = SitePlan(groups=(A100,), mode="opt-in", shared=("gpu", "big one"))
+    text = toml_file(plan)
+    sharing = tables_of(text, tmp_path)["sharing"]
+    assert sharing["mode"] == "observe"
+    assert sharing["partition"] == {"gpu": {"mode": "opt-in"}, "big one": {"mode": "opt-in"}}
+    assert toml_file(plan, text) == text
+    asked = SetupOptions(mode="opt-in", partitions=("cpu",))
+    with pytest.raises(UsageError, match="--partition cpu: has no GPU; partitions with GPUs: gpu"):
+        propose(asked, snapshot(), memory_of)
 
 
 @pytest.mark.parametrize("own", ['[sharing]\nmode = "opt-in"\n', '[job]\noptimizer = "sgd"\n'])
@@ -564,3 +581,48 @@ def test_the_hooks_are_written_too_with_the_settings_of_this_site(tmp_path: Path
     code = f'. {hooks}/hooks.conf; echo "$python|$state_dir|$next_task_prolog|$next_prolog"'
     shown = subprocess.run(["sh", "-ec", code], env={}, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == f"{sys.executable}|/var/spool/ctl|/etc/slurm/own_prolog|"
+
+
+@pytest.mark.parametrize("mode", ["observe", "opt-in"])
+def test_slurm_conf_runs_the_hooks_where_that_is_asked_for_and_the_sites_own_stay(mode: str) -> None:
+    now = snapshot({"slurm.conf": TWO_NODES}, TaskProlog="/etc/slurm/own_prolog", PrologFlags="(null)")
+    proposal = propose(SetupOptions(mode=mode, hooks=True), now, memory_of)
+    lines = proposal.files["slurm.conf"].splitlines()
+    assert "Prolog=/etc/slurm/gpumem/prolog.sh" in lines
+    assert "EpilogSlurmctld=/etc/slurm/gpumem/epilog_slurmctld.sh" in lines
+    assert "PrologFlags=Alloc" in lines
+    assert not [line for line in lines if line.startswith("TaskProlog")]
+    assert any("next_task_prolog=/etc/slurm/own_prolog" in note for note in proposal.notes)
+    without = propose(SetupOptions(mode=mode), now, memory_of).files["slurm.conf"]
+    assert "gpumem/prolog.sh" not in without
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_a_terminal_is_asked_what_neither_options_nor_the_site_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    now = snapshot()
+    both = tuple({**node, "Partitions": "gpu,course"} for node in now.nodes)
+    now = replace(now, nodes=both, partitions=(*now.partitions, {"PartitionName": "course"}))
+    answering(monkeypatch, "\n")
+    assert asked(SetupOptions(), now).mode == "observe"
+    # A slip is asked again; the partition without GPUs is none to choose from.
+    answering(monkeypatch, "9\nopt-in\ncpu\ngpu, course\n\n")
+    found = asked(SetupOptions(), now)
+    assert (found.mode, found.partitions, found.mps) == ("opt-in", ("gpu", "course"), "per-user")
+    said = capsys.readouterr().err
+    assert (
+        "1  per-user (default): an MPS server for each user. Mean completion 210 s, on whole GPUs 294 s."
+        in said
+    )
+    assert "ends all users' jobs on its GPU" in said
+    answering(monkeypatch, "2\n")
+    assert asked(SetupOptions(mode="known", partitions=("gpu",)), now).mps == "shared"
+    answering(monkeypatch, "")
+    chosen = replace(now, policy={"mode": "on"}, tables={"node": {"mps": "shared"}})
+    assert asked(SetupOptions(partitions=("gpu",)), chosen) == SetupOptions(partitions=("gpu",))
+    with pytest.raises(UsageError, match="no answer; --mode"):
+        asked(SetupOptions(), now)

@@ -16,7 +16,7 @@ from slurm_gpumem.site.snapshot import Snapshot
 FILTER, FILTER_FILE = FILTER_FILES
 _REFUSES = "every sbatch, srun and salloc on this host is refused"
 _AS_TYPED = "plain sbatch, srun and salloc share nothing: jobs go as they are typed"
-_INSTALL = "copy the files of gpumem setup --output DIR beside slurm.conf, on every host that submits"
+_INSTALL = "gpumem setup --apply, and the same files on every other host that submits"
 
 
 def filter_is_safe(now: Snapshot) -> Iterator[Finding]:

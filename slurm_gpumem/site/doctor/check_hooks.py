@@ -19,7 +19,7 @@ LUA_PLUGIN, FILTER_PLUGIN = "job_submit_lua.so", "cli_filter_lua.so"
 NODE_HOOKS = ("Prolog", "Epilog", "TaskProlog", "TaskEpilog")
 _HOOKS_NEED_S = 20
 """A hook's Python may take 15 s, and 2 more until it is killed."""
-_REFRESH = "gpumem setup --output DIR, copy DIR/gpumem_site.lua beside job_submit.lua, touch job_submit.lua"
+_REFRESH = "gpumem setup --apply"
 
 
 def plugin_is_in_use(now: Snapshot) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def plugin_is_in_use(now: Snapshot) -> Iterator[Finding]:
             "lua-missing",
             f"{now.folder}/job_submit.lua is not there",
             "slurmctld will not start again",
-            "gpumem setup --output DIR writes it",
+            "gpumem setup --apply writes it",
         )
     elif "job_submit.lua" not in now.files:
         yield note(
@@ -76,7 +76,7 @@ def lua_files_are_there(now: Snapshot) -> Iterator[Finding]:
             "lua-missing",
             f"{', '.join(missing)} cannot be read in {now.folder}",
             "the plug-in does not work, and jobs pass unchanged",
-            "install the files of gpumem setup --output DIR, touch job_submit.lua",
+            "gpumem setup --apply",
         )
 
 
@@ -102,9 +102,7 @@ def lua_loads(now: Snapshot) -> Iterator[Finding]:
             "lua-broken",
             f"{name} does not load: {why}",
             "slurmctld will not start again" if fatal else "jobs pass unchanged",
-            "fix the file"
-            if fatal
-            else "install the files of gpumem setup --output DIR, touch job_submit.lua",
+            "fix the file" if fatal else "gpumem setup --apply",
         )
 
 

@@ -62,7 +62,9 @@ def is_in_place(current: Mapping[str, str]) -> bool:
     return there and "gpumem" in text and not missing_functions(FILTER, text)
 
 
-def filter_files(current: Mapping[str, str], running: Mapping[str, str], notes: List[str]) -> Dict[str, str]:
+def filter_files(
+    current: Mapping[str, str], running: Mapping[str, str], notes: List[str], *, applies: bool = False
+) -> Dict[str, str]:
     """What hosts need that submit jobs, before slurm.conf names the filter."""
     where = "every host that submits (login nodes, compute nodes whose jobs call sbatch or srun)"
     three = f"{FILTER}, {FILTER_FILE} and {FILTER_COMMAND} beside slurm.conf on {where}"
@@ -79,6 +81,11 @@ def filter_files(current: Mapping[str, str], running: Mapping[str, str], notes: 
         notes.append(
             f"plain sbatch: {FILTER} must define {', '.join(missing_functions(FILTER, files[FILTER]))}, too: "
             "Slurm refuses every submission without it. Then run gpumem setup again"
+        )
+    elif applies:
+        notes.append(
+            f"plain sbatch: {three}, before slurm.conf is: without {FILTER} a host refuses every sbatch, "
+            "srun and salloc. No daemon needs a restart for it. --no-cli-filter leaves it out"
         )
     elif is_in_place(current):
         notes.append(

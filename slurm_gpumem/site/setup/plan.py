@@ -12,6 +12,8 @@ from slurm_gpumem.slurm.client import Version
 from slurm_gpumem.units import format_mib
 
 MPS_PER_GPU = 100
+ONE_SERVER, PER_USER = "shared", "per-user"
+"""[node] mps: one MPS server for all users of a GPU, or one for each."""
 LEVEL, SPREAD, PACK = "level", "spread", "pack"
 SPREAD_WORD = "LL_SHARED_GRES"
 """In SelectTypeParameters: a share goes to the least loaded GPU of its node; without it GPUs fill up."""
@@ -41,6 +43,10 @@ class SitePlan:
     level: bool = False
     """Whether no share goes beside another while any GPU of its partition is idle."""
     version: Optional[Version] = None
+    mps: Optional[str] = None
+    """[node] mps; None: what gpumem.toml says, of a new site PER_USER."""
+    shared: Tuple[str, ...] = ()
+    """The partitions that `mode` is for, the others observe; empty: all."""
 
     def __post_init__(self) -> None:
         for group in self.groups:

@@ -8,7 +8,7 @@ from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.site.nodes import NodeGroup
-from slurm_gpumem.site.setup.plan import LEVEL, PACK, SPREAD, SitePlan
+from slurm_gpumem.site.setup.plan import LEVEL, ONE_SERVER, PACK, PER_USER, SPREAD, SitePlan
 from slurm_gpumem.slurm.gres import gres_word
 from slurm_gpumem.slurm.state.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
@@ -16,20 +16,30 @@ _RECOVERY = """\
 [recovery]  # of jobs that run out of GPU memory; gpumem docs recovery
 ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
 """
+MEAN_COMPLETION_S = {ONE_SERVER: 107, PER_USER: 210, "exclusive": 294}
+"""Of the same queue of jobs of several users, measured on an H200."""
+_GAIN = "Mean completion {0} s, on whole GPUs {exclusive} s."
+WAYS_TO_SHARE = {
+    PER_USER: (
+        f"an MPS server for each user. {_GAIN.format(MEAN_COMPLETION_S[PER_USER], **MEAN_COMPLETION_S)}",
+        "A fault stays with its user's jobs; busy jobs of different users take turns.",
+    ),
+    ONE_SERVER: (
+        f"one MPS server for all users. {_GAIN.format(MEAN_COMPLETION_S[ONE_SERVER], **MEAN_COMPLETION_S)}",
+        "A CUDA fault, or a job killed hard, ends all users' jobs on its GPU; they run again once.",
+    ),
+}
+"""By [node] mps, what it is and gains, and what it risks: in gpumem.toml, and where setup asks."""
 _NODE = """\
 [node]
-# "shared": one MPS server for all users of a GPU. Kernels of different users overlap, which is what makes
-#   sharing pay. A CUDA fault of one job ends all jobs on that GPU (they are run again once, without MPS);
-#   a user with a job there can keep others from connecting, and sees their process ids.
-# "per-user": a server for each user. Faults stay with their user, but users' busy jobs take turns and gain
-#   nothing: choose it for isolation. Nodes whose driver has no server for all do this anyway.
+{ways}
 mps = "{mps}"  # gpumem docs sharing-modes
 
 """
 _SLOWDOWN = """\
 # How many times as long a step may take beside other jobs as alone, as predicted. With {limit:g} jobs end
-# soonest in long queues, in the mean, and at no load later than with whole GPUs, where shares
-# {way} (simulated: gpumem docs sharing). It can differ by partition:
+# in the mean at no load later than with whole GPUs, where {way}
+# (simulated: gpumem docs sharing). It can differ by partition:
 # [sharing.partition.NAME]
 max_slowdown = {limit:g}
 # A job with memory by hand, of which no run was measured, is taken to keep a GPU half busy, about
@@ -37,11 +47,13 @@ max_slowdown = {limit:g}
 unknown_activity = 0.5
 """
 _LIMITS = {
-    LEVEL: (3.5, "go to idle GPUs first"),
-    SPREAD: (2.0, "fill nodes in order"),
-    PACK: (1.25, "fill GPUs in order"),
+    LEVEL: (3.5, "shares go to idle GPUs first"),
+    SPREAD: (2.0, "shares fill nodes in order"),
+    PACK: (1.25, "shares fill GPUs in order"),
 }
 """For one server, by how shares are placed: `python -m lab.score.loads` prints what limits do."""
+_PER_USER_LIMIT = 1.99
+"""Below 2 only jobs of different users share that leave each other enough time."""
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")
 
@@ -132,18 +144,22 @@ class HowShared(NamedTuple):
     limit: Optional[float]
 
 
-def new_site(placement: str) -> HowShared:
+def new_site(placement: str, mps: Optional[str] = None) -> HowShared:
     """What is written for a site without a gpumem.toml."""
-    return HowShared("shared", placement, _LIMITS[placement][0])
+    limit = _LIMITS[placement][0]
+    if mps == ONE_SERVER:
+        return HowShared(mps, placement, limit)
+    # Strangers' faults end no job unless the site has said so.
+    return HowShared(mps or PER_USER, placement, min(limit, _PER_USER_LIMIT))
 
 
 def how_shared(plan: SitePlan, tables: Optional[Mapping[str, Mapping[str, Any]]]) -> HowShared:
     """With what is proposed; a site with a gpumem.toml, whose tables these are, keeps what stands there."""
-    found = new_site(plan.placed)
+    found = new_site(plan.placed, plan.mps)
     if tables is None:
         return found
     limit = tables.get("sharing", {}).get("max_slowdown", SharingPolicy().max_slowdown)
-    return HowShared(tables.get("node", {}).get("mps", NodeConfig().mps), plan.placed, limit)
+    return HowShared(plan.mps or tables.get("node", {}).get("mps", NodeConfig().mps), plan.placed, limit)
 
 
 def toml_file(plan: SitePlan, current: str = "") -> str:
@@ -151,15 +167,23 @@ def toml_file(plan: SitePlan, current: str = "") -> str:
 
     How jobs share a GPU is written for a new site only: one with a file keeps what it had.
     """
-    ours = {"mode": f'"{plan.mode}"', "gres": f'"{plan.gres}"', "shard_mib": str(plan.shard_mib)}
+    mode = "observe" if plan.shared else plan.mode
+    ours = {"mode": f'"{mode}"', "gres": f'"{plan.gres}"', "shard_mib": str(plan.shard_mib)}
     tables = re.split(r"^(?=\[)", current, flags=re.MULTILINE)
+    if current.strip() and plan.mps:
+        _set(tables, "node", {"mps": f'"{plan.mps}"'})
+    for name in plan.shared:
+        quoted = name if re.fullmatch(r"[\w-]+", name) else f'"{name}"'
+        _set(tables, f"sharing.partition.{quoted}", {"mode": f'"{plan.mode}"'})
     sharing = next((number for number, text in enumerate(tables) if _SHARING.match(text)), None)
     if sharing is None:
         lines = [f"{key} = {value}" for key, value in ours.items()]
         lines[0] += "  # observe, opt-in, known or on"
-        new = new_site(plan.placed)
-        slowdown = _SLOWDOWN.format(limit=new.limit, way=_LIMITS[plan.placed][1])
-        more = [""] if current.strip() else [slowdown, _NODE.replace("{mps}", new.mps)]
+        new = new_site(plan.placed, plan.mps)
+        way = _LIMITS[plan.placed][1] if new.limit == _LIMITS[plan.placed][0] else "each user has a server"
+        slowdown = _SLOWDOWN.format(limit=new.limit, way=way)
+        ways = "\n".join(f'# "{name}": {what}\n#   {risk}' for name, (what, risk) in WAYS_TO_SHARE.items())
+        more = [""] if current.strip() else [slowdown, _NODE.format(ways=ways, mps=new.mps)]
         tables = ["\n".join([_WRITTEN, "[sharing]", *lines, *more]), *tables]
     else:
         tables[sharing] = _with_values(tables[sharing], ours)
@@ -167,6 +191,18 @@ def toml_file(plan: SitePlan, current: str = "") -> str:
     if re.search(r"^\[recovery\]", text, re.MULTILINE):
         return text
     return text.rstrip("\n") + "\n\n" + _RECOVERY
+
+
+def _set(tables: List[str], name: str, values: Mapping[str, str]) -> None:
+    """These values in the table of that name; at the end, if there is none yet."""
+    head = re.compile(rf"\[\s*{re.escape(name)}\s*\]")
+    at = next((number for number, text in enumerate(tables) if head.match(text)), None)
+    if at is None:
+        lines = [f"{key} = {value}" for key, value in values.items()]
+        tables[-1] = tables[-1].rstrip("\n") + "\n\n" if tables[-1].strip() else tables[-1]
+        tables.append("\n".join([f"[{name}]", *lines, ""]))
+    else:
+        tables[at] = _with_values(tables[at], values)
 
 
 def _with_values(table: str, values: Mapping[str, str]) -> str:

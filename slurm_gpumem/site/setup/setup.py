@@ -34,9 +34,11 @@ from slurm_gpumem.site.setup.lua_files import (
     with_our_lines,
 )
 from slurm_gpumem.site.setup.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
-from slurm_gpumem.site.setup.render import lua_table, new_site, node_gres, toml_file
+from slurm_gpumem.site.setup.render import how_shared, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup.setup_notes import (
+    HOOKS_NOTE,
     has_lua_plugin,
+    hook_settings,
     instance_notes,
     left_out_notes,
     level_notes,
@@ -46,7 +48,13 @@ from slurm_gpumem.site.setup.setup_notes import (
     restart_notes,
     time_limit_notes,
 )
-from slurm_gpumem.site.setup.shard_size import ShardSize, shard_notes, shard_size, unknown_share
+from slurm_gpumem.site.setup.shard_size import (
+    NEW_SITE_ACTIVITY,
+    ShardSize,
+    shard_notes,
+    shard_size,
+    unknown_share,
+)
 from slurm_gpumem.site.setup.slurm_conf import (
     LEAST_LOADED,
     level_partitions,
@@ -83,6 +91,14 @@ class SetupOptions:
     """Where the cluster's Slurm is, when that is not this machine's own."""
     cli_filter: bool = True
     """Whether plain sbatch, srun and salloc are to ask for shares."""
+    mps: Optional[str] = None
+    """None: what gpumem.toml says, of a new site a server for each user."""
+    partitions: Tuple[str, ...] = ()
+    """Which share; empty: all."""
+    hooks: bool = False
+    """Whether slurm.conf is to run the nodes' hooks."""
+    applies: bool = False
+    """Whether the files are put in place in their order, and not by hand."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +114,19 @@ class Proposal:
     """The nodes' hooks, by their names in their own folder."""
     parts: FrozenSet[str] = frozenset()
     """Files that are not whole, because the site's own could not be read."""
+    waits_for: str = ""
+    """The mode that is written once Slurm has shares."""
+
+    def changes(self) -> Dict[str, str]:
+        """The files that are not as they should be."""
+        return {name: text for name, text in self.files.items() if self.current.get(name) != text}
 
     def diff(self) -> str:
         """A unified diff from what is there to what is proposed; "" when nothing is to change."""
         parts: List[str] = []
-        for name, text in self.files.items():
+        for name, text in self.changes().items():
             now = self.current.get(name)
-            if now == text or name in (*LUA_FILES, FILTER_FILE):
+            if name in (*LUA_FILES, FILTER_FILE):
                 continue
             parts += difflib.unified_diff(
                 (now or "").splitlines(keepends=True),
@@ -121,16 +143,22 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
     if snapshot is not None:
         refuse_pending_edits(snapshot)
+    shared = snapshot.shared_nodes() if snapshot else ()
     running = {**snapshot.config, "CliFilterPlugins": ",".join(snapshot.cli_filters)} if snapshot else {}
     current = dict(snapshot.files) if snapshot else {}
     where = snapshot.where if snapshot else Where()
     gres = options.gres or _gres_in_use(snapshot)
     size = shard_size(options.shard_mib, snapshot, memory_of)
-    groups = _groups(options, gres, size, snapshot, memory_of)
+    groups = _in_partitions(_groups(options, gres, size, snapshot, memory_of), options, snapshot)
+    wanted = options.mode or (snapshot.policy.get("mode") if snapshot else None) or "opt-in"
+    # A job that asks for shares before slurmctld knows of them is refused.
+    waits_for = wanted if options.applies and snapshot and not shared and wanted != "observe" else ""
     plan = SitePlan(
         groups=in_device_order(groups, current, where),
         gres=gres,
-        mode=options.mode or (snapshot.policy.get("mode") if snapshot else None) or "opt-in",
+        mode="observe" if waits_for else wanted,
+        mps=options.mps,
+        shared=() if waits_for else options.partitions,
         shard_mib=size.wanted_mib,
         reserve_mib=RESERVE_MIB if options.reserve_mib is None else options.reserve_mib,
         mps_per_gpu=options.mps_per_gpu,
@@ -140,8 +168,12 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
         placement=_placement(options.placement, snapshot),
     )
     plan = replace(plan, level=_is_level(plan, snapshot))
-    new_limit = None if current.get("gpumem.toml", "").strip() else new_site(plan.placed).limit
-    plan = replace(plan, unknown_share=unknown_share(snapshot.tables if snapshot else {}, new_limit))
+    tables = snapshot.tables if snapshot and current.get("gpumem.toml", "").strip() else None
+    active = NEW_SITE_ACTIVITY if tables is None else tables.get("sharing", {}).get("unknown_activity")
+    plan = replace(plan, unknown_share=unknown_share(how_shared(plan, tables), active))
+    # To estimate and record, whole GPUs are enough: the filter's line is all that slurm.conf gets.
+    if snapshot and wanted == "observe" and not shared and not options.gpus:
+        return _observing(plan, options, snapshot, running, current)
     notes = shard_notes(plan, size, snapshot.nodes if snapshot else ())
     notes += cloud_notes(snapshot) if snapshot else []
     notes += instance_notes(plan)
@@ -158,16 +190,13 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
             "the shares in use leave little or nothing for the driver and MPS servers; --reserve 1G does"
         )
     plugins = ["JobSubmitPlugins"] if _has_lua(running, options, "JobSubmitPlugins", LUA_PLUGIN) else []
-    lua, filters = bool(plugins), {}
-    if options.cli_filter and is_configless(running):
-        notes.append(CONFIGLESS_NOTE)
-    elif options.cli_filter and _has_lua(running, options, "CliFilterPlugins", FILTER_PLUGIN):
-        filters = filter_files(current, running, notes)
-        plugins += ["CliFilterPlugins"] if is_in_place(current) else []
-    elif options.cli_filter:
-        notes.append(missing_plugin_note(running, FILTER_PLUGIN))
+    lua = bool(plugins)
+    filters, words = _filter(options, running, current, notes)
+    plugins += words
+    if options.hooks:
+        notes.append(HOOKS_NOTE)
     files = {
-        **_slurm_conf(plan, running, current, snapshot, plugins, notes),
+        **_slurm_conf(plan, running, current, snapshot, plugins, notes, hooks=options.hooks),
         **_gres_conf(plan, current, snapshot, notes),
         "gpumem.toml": toml_file(plan, current.get("gpumem.toml", "")),
     }
@@ -182,7 +211,51 @@ def propose(options: SetupOptions, snapshot: Optional[Snapshot], memory_of: Memo
     files.update(filters)
     notes += [f"{name}: copy it from DIR{name}" for name in files if Path(name).is_absolute()]
     notes += recovery_notes(running)
+    hooks = hook_files(running)
+    return Proposal(plan, files, current, tuple(notes), hooks, parts_among(snapshot), waits_for)
+
+
+def _observing(
+    plan: SitePlan,
+    options: SetupOptions,
+    snapshot: Snapshot,
+    running: Mapping[str, str],
+    current: Dict[str, str],
+) -> Proposal:
+    """What a site with whole GPUs needs to have its jobs estimated and recorded: no daemon is concerned."""
+    notes: List[str] = []
+    filters, plugins = _filter(options, running, current, notes)
+    now = words_of(running, "CliFilterPlugins")
+    settings = {key: ",".join([*now, "lua"]) for key in plugins if "lua" not in now}
+    if options.hooks:
+        settings.update(hook_settings(running))
+        notes += [HOOKS_NOTE, *recovery_notes(running)]
+    if "slurm.conf" not in current:
+        current["slurm.conf"] = running_as_conf(running, list(settings), {}, [])
+    files = {
+        **edit_slurm_conf(current, Change(settings, {}, {}), snapshot.where),
+        "gpumem.toml": toml_file(plan, current.get("gpumem.toml", "")),
+        **filters,
+    }
+    plan = replace(plan, groups=())
     return Proposal(plan, files, current, tuple(notes), hook_files(running), parts_among(snapshot))
+
+
+def _filter(
+    options: SetupOptions, running: Mapping[str, str], current: Mapping[str, str], notes: List[str]
+) -> Tuple[Mapping[str, str], Sequence[str]]:
+    """The filter's files, and the key of slurm.conf that names it once they are in place."""
+    if not options.cli_filter:
+        return {}, []
+    if is_configless(running):
+        notes.append(CONFIGLESS_NOTE)
+        return {}, []
+    if not _has_lua(running, options, "CliFilterPlugins", FILTER_PLUGIN):
+        notes.append(missing_plugin_note(running, FILTER_PLUGIN))
+        return {}, []
+    files = filter_files(current, running, notes, applies=options.applies)
+    ready = is_in_place({**current, **files} if options.applies else current)
+    return files, ["CliFilterPlugins"] if ready else []
 
 
 def _has_lua(running: Mapping[str, str], options: SetupOptions, key: str, plugin: str) -> bool:
@@ -259,6 +332,19 @@ def _groups(
     return (site_nodes.with_host(found, known, [found.nodes]),)
 
 
+def _in_partitions(
+    groups: Tuple[NodeGroup, ...], options: SetupOptions, snapshot: Optional[Snapshot]
+) -> Tuple[NodeGroup, ...]:
+    """The nodes of the partitions that are to share."""
+    if not options.partitions or snapshot is None:
+        return groups
+    for name in options.partitions:
+        if not any(name in group.partitions for group in groups):
+            known = sorted({part for group in groups for part in group.partitions})
+            raise UsageError(f"--partition {name}: has no GPU; partitions with GPUs: {', '.join(known)}")
+    return tuple(group for group in groups if set(group.partitions) & set(options.partitions))
+
+
 def _default_partition(snapshot: Optional[Snapshot]) -> Optional[str]:
     partitions = snapshot.partitions if snapshot else ()
     return next((part["PartitionName"] for part in partitions if part.get("Default") == "YES"), None)
@@ -271,6 +357,8 @@ def _slurm_conf(
     snapshot: Optional[Snapshot],
     lua_plugins: Sequence[str],
     notes: List[str],
+    *,
+    hooks: bool = False,
 ) -> Mapping[str, str]:
     gres = _wanted_gres(plan)
     known = snapshot.nodes if snapshot else ()
@@ -283,6 +371,7 @@ def _slurm_conf(
             f"{changed}: {other} becomes {plan.gres}; jobs that ask for {other} will be refused there"
         )
     settings = wanted_settings(running, plan, lua_plugins=lua_plugins, both=bool(strays))
+    settings.update(hook_settings(running) if hooks else {})
     partitions = snapshot.partitions if snapshot else ()
     memory = partition_memory(running, settings, plan, partitions, known)
     notes += memory_notes(memory, set(gres), known)
@@ -337,6 +426,8 @@ def _gres_conf(
 
 def summary_lines(plan: SitePlan) -> Sequence[str]:
     """The plan for people: one line for each kind of node."""
+    if not plan.groups:
+        return ["observe: jobs are estimated and recorded, none is changed; GPUs stay whole"]
     lines = []
     unit = "mps units" if plan.gres == "mps" else "shards"
     for group in plan.groups:

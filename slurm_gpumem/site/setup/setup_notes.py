@@ -18,6 +18,7 @@ from slurm_gpumem.site.setup.slurm_conf import (
     Memory,
     value_of,
     without_time_limit,
+    words_of,
 )
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.state.nodes import Record
@@ -30,6 +31,17 @@ _CHAINED = {
     "TaskEpilog": "next_task_epilog",
     "EpilogSlurmctld": "next_epilog_slurmctld",
 }
+_SCRIPTS = {
+    "Prolog": "prolog.sh",
+    "Epilog": "epilog.sh",
+    "TaskProlog": "task_prolog.sh",
+    "TaskEpilog": "task_epilog.sh",
+    "EpilogSlurmctld": RECOVERY_HOOK,
+}
+HOOKS_NOTE = (
+    "hooks: install slurm-gpumem-node on every node with GPUs first: Slurm drains a node whose Prolog is "
+    "missing. scontrol reconfigure has them run; EpilogSlurmctld needs a restart of slurmctld"
+)
 _OURS = re.compile(rf"{HOOKS_FOLDER}/|gpumem")
 
 
@@ -78,6 +90,16 @@ def chained_hooks(running: Mapping[str, str]) -> Dict[str, str]:
     return {name: values[0] for name, values in found.items() if _is_one_program(values)}
 
 
+def hook_settings(running: Mapping[str, str]) -> Dict[str, str]:
+    """The lines of slurm.conf that run our hooks; the site's own stay (`recovery_notes` says how)."""
+    free = {key: name for key, name in _SCRIPTS.items() if not _programs(key, running)}
+    found = {key: f"{HOOKS_FOLDER}/{name}" for key, name in free.items()}
+    wanted = {key: path for key, path in found.items() if value_of(running, key) is None}
+    if wanted and not {"alloc", "contain"} & {word.lower() for word in words_of(running, "PrologFlags")}:
+        wanted["PrologFlags"] = ",".join([*words_of(running, "PrologFlags"), "Alloc"])
+    return wanted
+
+
 def _programs(key: str, running: Mapping[str, str]) -> List[str]:
     """The site's own programs of a hook, without ours."""
     values = [
@@ -121,7 +143,11 @@ def memory_notes(memory: Mapping[str, Memory], shared: Set[str], nodes: Sequence
 def left_out_notes(planned: Collection[str], nodes: Sequence[Record]) -> List[str]:
     """Nodes with GPUs that are not part of the proposal: --gpu names only some."""
     left = [n["NodeName"] for n in nodes if "gpu:" in n.get("Gres", "") and n["NodeName"] not in planned]
-    return [f"{fold_names(left)}: has GPUs, is not named by --gpu and stays as it is"] if left else []
+    return (
+        [f"{fold_names(left)}: has GPUs, is left out by --gpu or --partition and stays as it is"]
+        if left
+        else []
+    )
 
 
 def restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> List[str]:

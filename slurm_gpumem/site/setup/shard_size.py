@@ -6,19 +6,19 @@ another amount of memory. gpusbatch needs the size that those shards have, or it
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.config.load import ANY_SLOWDOWN, SharingPolicy
-from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.config.load import ANY_SLOWDOWN
 from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site.nodes import GpuGroup, MemoryOf, NodeGroup, divided_gpus
 from slurm_gpumem.site.setup.plan import SitePlan
+from slurm_gpumem.site.setup.render import HowShared
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.interference import SHARED, WAYS, load_of, usual_utilization
+from slurm_gpumem.utilization.interference import WAYS, load_of, usual_utilization
 
 _DEFAULT_MIB = int(SHARING.default("shard_mib"))
 
@@ -100,12 +100,9 @@ NEW_SITE_ACTIVITY = 0.5
 """What setup writes for new sites: about the median of the measured jobs."""
 
 
-def unknown_share(tables: Mapping[str, Mapping[str, Any]], new_limit: Optional[float]) -> Optional[float]:
-    """A part of a GPU, None where memory alone counts; `new_limit` is that of a site without gpumem.toml."""
-    sharing, node = tables.get("sharing", {}), tables.get("node", {})
-    way = SHARED if new_limit else node.get("mps", NodeConfig().mps)
-    active = NEW_SITE_ACTIVITY if new_limit else sharing.get("unknown_activity")
-    limit = new_limit or sharing.get("max_slowdown", SharingPolicy().max_slowdown)
+def unknown_share(how: HowShared, active: Optional[float]) -> Optional[float]:
+    """A part of a GPU, None where memory alone counts."""
+    way, limit = how.mps, how.limit
     if active is None or limit is None or limit >= ANY_SLOWDOWN or way not in WAYS:
         return None
     load = load_of(usual_utilization(float(active), "assumed"))

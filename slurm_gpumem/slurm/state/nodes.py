@@ -236,10 +236,18 @@ def _cache_path(clusters: Optional[str]) -> str:
     return cache_path(f"cluster-{key.strip('-')[-120:]}.json")
 
 
-def _configuration_stamp() -> float:
-    """When the configuration was last changed, so that a change is seen at once; 0 without a file."""
+def _configuration_stamp() -> List[float]:
+    """When slurm.conf and the gpumem.toml beside it were changed, so that it is seen at once; 0: not there.
+
+    gpumem.toml says that jobs may share only after slurmctld was restarted with shares.
+    """
+    conf = os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf"
+    return [_changed(conf), _changed(os.path.join(os.path.dirname(conf), "gpumem.toml"))]
+
+
+def _changed(path: str) -> float:
     try:
-        return os.stat(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").st_mtime
+        return os.stat(path).st_mtime
     except OSError:
         return 0.0
 
