@@ -58,7 +58,8 @@ def _history(dice: random.Random) -> Any:
     choose = dice.choice
     restarts = choose((0, 0, 1, 2))
     saw = {
-        "run": (restarts, restarts, 0), "saw": ("oom",) * 9 + ("slot",) * 4 + tuple(VERDICTS), "by": ("torch",),
+        "run": (restarts, restarts, 0), "by": ("torch",),
+        "saw": ("oom",) * 9 + ("slot",) * 4 + tuple(VERDICTS),
         "need": (None, None, 5000, 13000, 50000), "save": (None, 9),
         "used": (None, 5, 30, 590, 600, 4000, 9000),
     }  # fmt: skip
