@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -139,6 +140,7 @@ def test_a_drawn_site_is_judged_and_changed_as_it_was(part: int) -> None:
                 name: text for name, text in found.files.items() if name not in (*LUA_FILES, *FILTER_FILES)
             }
             told = repr(plain([found.plan, files, found.notes, sorted(found.hooks), sorted(found.parts)]))
+            told = told.replace(sys.executable, "PYTHON")
         except GpumemError as error:
             told = f"{type(error).__name__} {error}"
         name, judged = f"{number // 5 * 5}…", json.dumps(examine(site).as_json(), sort_keys=True)
