@@ -46,8 +46,8 @@ def _setup(dice: random.Random) -> Setup:
 def _job(number: int, dice: random.Random) -> SimJob:
     choose, mib = dice.choice, dice.choice((900, 3000, 6000, 12_000, 14_000))
     return SimJob(
-        number, round(dice.uniform(0, 300), 1), choose((0.0, 30.0, 100.0, 500.0)), choose((1, 1, 1, 2, 4, 8)),
-        mib, JobLoad(*(round(dice.random(), 2) for _ in range(4))), choose((1, 600)),
+        number, dice.uniform(0, 300), choose((0.0, dice.uniform(9, 500))), choose((1, 1, 1, 2, 4, 8)),
+        mib, JobLoad(*(dice.random() for _ in range(4))), choose((1, 600)),
         choose((0.0, 0.0, 40.0)), choose("ab"), choose(("x", "y", "")), "",
         choose((0.0, 60.0, 400.0, 3000.0)), choose((0, 0, 5)),
         {"text": choose((mib, mib // 2, 1000, 0)), "oracle": mib},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Dict, Mapping
@@ -29,6 +30,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return f"{value:.5g}"
+    if isinstance(value, Enum):
+        return value.name
     if isinstance(value, BaseException):
         own, theirs = str(value), str(value.__cause__ or value.__context__ or "")
         return f"{type(value).__name__} {own.replace(theirs, '…') if theirs else own}"  # as Python says it
