@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from array import array
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
@@ -44,7 +45,7 @@ def plain(value: Any) -> Any:
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if hasattr(value, "_asdict"):
         return {name: plain(one) for name, one in value._asdict().items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, array)):
         return [plain(one) for one in value]
     if hasattr(value, "__slots__") and not hasattr(value, "__dict__"):
         return [plain(getattr(value, name)) for name in value.__slots__ if hasattr(value, name)]
