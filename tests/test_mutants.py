@@ -15,6 +15,10 @@ TEXT = """def f(a: int = 1, *b) -> int:
         return a - 3
     return None
 """
+UNSEEN = """@lru_cache(maxsize=4)
+def g() -> bool:
+    return False
+"""
 
 
 def test_one_token_is_changed_at_a_time_and_no_type() -> None:
@@ -24,6 +28,10 @@ def test_one_token_is_changed_at_a_time_and_no_type() -> None:
         (3, "a - 3", "None"),
     ]  # fmt: skip
     assert all(TEXT[one.start :].startswith(one.old) for one in made)
+
+
+def test_what_a_function_remembers_is_left_and_false_becomes_true_only() -> None:
+    assert [(one.line, one.new) for one in changes("f.py", UNSEEN)] == [(3, "True")]
 
 
 def test_a_marked_module_notes_the_statements_of_functions_that_it_runs() -> None:

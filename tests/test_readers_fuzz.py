@@ -1,4 +1,4 @@
-"""No reader raises anything but our errors, or takes long, whatever a file, a comment or a program says.
+"""Readers: what they say of odd texts is what it was, and they raise nothing but our errors, nor take long.
 
 Seeded: a failure names the seed, the reader and the text. More seeds: GPUMEM_FUZZ_SEEDS=1000.
 """
@@ -47,6 +47,7 @@ from slurm_gpumem.slurm.submit.script import read_directives, read_script
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import parse_mib, parse_seconds
 from tests.accounting.job_records import record
+from tests.support.kept import assert_kept, plain
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = "mine gpumem/1:est=11900,req=13000,by=corrected,gpu=a100,shards=13,slot=600,parts=1+2+3 " + (
@@ -311,25 +312,33 @@ def _too_long(*_: object) -> None:
     raise TimeoutError(f"more than {LONGEST_S} s of processor time")
 
 
-def _check(name: str, seed: int, count: int, folder: Path) -> None:
+def _check(name: str, seed: int, count: int, folder: Path) -> Dict[str, str]:
+    """What it says of the damaged texts, by tens."""
     draw = random.Random(f"{name} {seed}")
     reader = READERS[name]
+    said: Dict[str, str] = {}
     before = signal.signal(signal.SIGVTALRM, _too_long)
     try:
         for number in range(count + len(LONG)):
             text = damaged(draw.choice(reader.seeds), draw) if number < count else LONG[number - count]
             signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
+            answer: Any = None
             try:
-                reader.read(text, folder)
-            except OURS:
-                continue
+                answer = reader.read(text, folder)
+            except OURS as error:
+                answer = error
             except Exception as error:
                 raise AssertionError(
                     f"{name}, seed {seed}, text {number}: {text[:300]!r}: {error!r}"
                 ) from error
+            if number < count:
+                ten = f"{name} {number // 10}"
+                told = repr(plain(answer)).replace(str(folder), "DIR")
+                said[ten] = said.get(ten, "") + f"{text[:200]!r} -> {told}\n"
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+    return said
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -340,8 +349,9 @@ def test_what_it_is_made_from_is_read(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_reader_raises_nothing_but_our_errors(name: str, tmp_path: Path) -> None:
-    _check(name, 0, 60, tmp_path)
+def test_a_reader_says_what_it_said_and_raises_nothing_but_our_errors(name: str, tmp_path: Path) -> None:
+    said = _check(name, 0, 120, tmp_path)
+    assert_kept(Path(__file__).with_name("readers.json"), said)
 
 
 @pytest.mark.parametrize("name", READERS)

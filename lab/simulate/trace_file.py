@@ -86,7 +86,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[Tuple[int, Mapping[str, Any]]]:
     first_number, first = next(numbered, (0, ""))
     if not first:
         raise UsageError(f"{path}: no job in it")
-    columns = next(csv.reader([first]))
+    columns = _cells(path, first_number, first)
     missing = [name for name in REQUIRED if name not in columns]
     if missing:
         raise UsageError(
@@ -94,10 +94,16 @@ def _rows(path: Path, file: TextIO) -> Iterator[Tuple[int, Mapping[str, Any]]]:
             "lab/docs/simulate.md lists the columns."
         )
     for number, line in numbered:
-        cells = next(csv.reader([line]))
+        cells = _cells(path, number, line)
         if len(cells) != len(columns):
             raise UsageError(f"{path}: line {number} has {len(cells)} cells, the header {len(columns)}")
         yield number, dict(zip(columns, cells))
+
+
+def _cells(path: Path, number: int, line: str) -> List[str]:
+    if "\0" in line:  # which csv refuses before Python 3.11
+        raise UsageError(f"{path}: line {number} has a zero byte")
+    return next(csv.reader([line]))
 
 
 def _job(

@@ -43,7 +43,7 @@ PYTHON = "Python code"
 _LOOKS = (
     (r"Traceback \(most recent call last\)", "an error traceback"),
     (
-        r"#!\s*\S*python|import \w|from [\w.]+ import |def \w+\(|class \w+[(:]|@\w|if __name__|\"\"\"|'''",
+        r"#!.*\bpython|import \w|from [\w.]+ import |def \w+\(|class \w+[(:]|@\w|if __name__|\"\"\"|'''",
         PYTHON,
     ),
     (r"#!\s*\S*/(?:env )?(?:ba|z|da|k)?sh\b|#SBATCH", "a shell script"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.state.controller import Controller
 from slurm_gpumem.slurm.state.queue import REQUEUED_HELD, Job
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.kept import assert_kept
 from tests.support.squeue import squeue_line
 
 COMMENT = "gpumem/1:est=11000,req=12288,shards=12,oom=requeue gpumem-end/1:run=0,saw=oom,by=torch"
@@ -382,3 +384,45 @@ def test_a_job_on_a_mig_instance_comes_back_with_the_next_larger_one(state: Path
 def test_a_whole_gpu_of_the_users_own_choice_still_has_no_next_step(state: Path) -> None:
     slurm = OneJob(ENDED._replace(request="gres/gpu:a100:1"))
     assert not recover(slurm, state).requeued
+
+
+def test_each_walk_of_a_job_is_what_it_was(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From wherever it stands, whatever the controller refuses or loses, twice; WRITE=1 keeps a change."""
+    monkeypatch.setattr(requeue, "_CLOSING_S", 0.0)
+    monkeypatch.setattr(requeue, "_PAUSE_S", 0.0)
+    walks: Dict[str, str] = {}
+    for number in range(400):
+        dice = random.Random(number)
+        choose, stands = dice.choice, dice.choice(("ended", "ended", "held", "user's hold", "runs", "waits"))
+        run, word = choose((0, 0, 1)), "gpumem/1:est=11000,req=12288,shards=12,oom=requeue"
+        saw = choose(("oom", "oom", "oom", "slot", "neighbour", "host"))
+        comment = choose((
+            f"{word},slot=600 gpumem-end/1:run={run},saw={saw},used=590", f"{word}",
+            f"{word},slot=600 gpumem-end/1:run={choose((run, run + 1))},saw={saw}",
+            f"{'x' * 930} {word} gpumem-end/1:run={run},saw={saw}", "",
+        ))  # fmt: skip
+        job = ENDED._replace(
+            restarts=run, limit_min=choose((None, 5, 60)), nice=choose((0, 7)), comment=comment,
+            request=choose(("gres/shard:12", "gres/shard:12", "gres/gpu:1", "gres:shard:a100:12")),
+        )  # fmt: skip
+        if stands != "ended":
+            reason = {"held": REQUEUED_HELD, "user's hold": "JobHeldUser"}.get(stands, "None")
+            state_ = "RUNNING" if stands == "runs" else "PENDING"
+            priority = 0 if "h" in stands[:1] or stands == "user's hold" else 90
+            job = job._replace(state=state_, reason=reason, priority=priority, restarts=run + 1)
+        steps = ("hold", "change", "release", "cancel", "comment", "say")
+        slurm = OneJob(
+            job, refuses=tuple(one for one in steps if dice.random() < 0.15), lies=dice.random() < 0.1,
+            forgets=tuple(one for one in steps if dice.random() < 0.1),
+        )  # fmt: skip
+        slurm.restarts = run + 1
+        slurm.limit(GrpTRES=choose(("", "", "gres/gpu=0(0),gres/shard=30(12)")))
+        site = choose((NEW, OLD))._replace(limits=dice.random() < 0.5, weighs=dice.random() < 0.5)
+        own = state / str(number)
+        own.mkdir()
+        told = [stands]
+        for ended_run in (choose((None, run, run + 1)), None):
+            told.append(repr((recover(slurm, own, site, run=ended_run), slurm.done, slurm.now, slurm.said)))
+        name = f"walks {number // 20}"
+        walks[name] = walks.get(name, "") + " ".join(told) + "\n"
+    assert_kept(Path(__file__).with_name("decisions.json"), walks)

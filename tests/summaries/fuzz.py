@@ -11,7 +11,7 @@ import random
 import sys
 import time
 import traceback
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.summaries.reader import parse
@@ -112,28 +112,33 @@ def check(summary: ModelSummary) -> None:
     assert all(line.isprintable() for line in summary.warnings)
 
 
-def run(seeds: Sequence[int]) -> List[str]:
-    """Try all seeds; return a description of each failure."""
+def run(seeds: Sequence[int], said: Optional[Callable[[int, Any], None]] = None) -> List[str]:
+    """Try all seeds; return a description of each failure; tell what each is read as."""
     failures = []
     for seed in seeds:
         stem, text = mutate(seed)
-        failure = failure_of(text)
+        failure = failure_of(text, lambda answer, seed=seed: said and said(seed, answer))
         if failure:
             failures.append(f"seed {seed} ({stem}): {failure}")
     return failures
 
 
-def failure_of(text: str) -> Optional[str]:
+def failure_of(text: str, said: Optional[Callable[[Any], Any]] = None) -> Optional[str]:
     """Read one text; return what went wrong, None if it was read or refused as it should be."""
     start = time.process_time()
+    answer: Any = None
     try:
-        check(parse(text, origin="fuzz"))
+        answer = parse(text, origin="fuzz")
+        check(answer)
     except SummaryError as error:
+        answer = error
         if not str(error).startswith("fuzz: "):
             return f"a refusal without its origin: {error}"
     except Exception:  # noqa: BLE001  (whatever else comes out is what we look for)
         return traceback.format_exc()
     taken = time.process_time() - start
+    if said is not None:
+        said(answer)
     return f"took {taken:.1f} s" if taken > SLOWEST_S else None
 
 

@@ -100,7 +100,7 @@ for step in range(5):
 """,
     # A graph whose edges are found on the GPU, in data that came from the CPU; 5 edges for each node.
     "graph": """
-n = 2000
+torch.manual_seed(0); n = 2000
 adjacency = torch.zeros(n, n); adjacency[torch.arange(n).repeat(5), torch.randperm(5 * n) % n] = 1.0
 adjacency = adjacency.cuda(); x = torch.randn(n, 64).cuda(); layer = nn.Linear(64, 64).cuda()
 optimizer = torch.optim.Adam(layer.parameters())
@@ -153,6 +153,48 @@ optimizer = torch.optim.AdamW(model.parameters())
 for step in range(5):
     loss = model(torch.randn(64, 256, device="cuda")).pow(2).mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step(); dist.all_reduce(loss.detach().clone())
+""",
+    # Old names of types, one GPU as DataParallel has it, sizes and choices that data decides, padded batches
+    # of texts, batches of drawn sizes, half precision, an optimizer's and a scaler's state.
+    "odds": """
+torch.manual_seed(0)
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+old = torch.cuda.FloatTensor(3, 4).zero_(); assert old.type() == "torch.cuda.FloatTensor"
+assert old.type("torch.cuda.HalfTensor").dtype == torch.half and isinstance(old, torch.cuda.FloatTensor)
+whole = torch.cuda.LongTensor([1, 2, 0]); assert old.type(torch.float64).dtype == torch.float64
+free, total = torch.cuda.mem_get_info(); assert 0 < free <= total
+generator = torch.Generator(device="cuda").manual_seed(3)
+layers = nn.Embedding(50, 32), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 50)
+model = nn.DataParallel(nn.Sequential(*layers).cuda())
+texts = [torch.arange(1, 3 + number * 7 % 40) for number in range(24)]
+def padded(items): return pad_sequence(items, batch_first=True)
+loader = DataLoader(texts, batch_size=4, collate_fn=padded)
+optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+scaler = torch.amp.GradScaler("cuda")
+for tokens in loader:
+    tokens = tokens.cuda(non_blocking=True)
+    with torch.autocast("cuda", dtype=torch.float16):
+        scores = model(tokens)
+        loss = F.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten(), ignore_index=0)
+    hit = scores.detach().float().softmax(-1)
+    chosen = torch.multinomial(hit[:, 0], 3, generator=generator); rows = hit[hit > 0.5]
+    places = (tokens > 0).nonzero(); twice = torch.tensor([2] * 50).cuda()
+    several = torch.repeat_interleave(hit[0, 0], twice)
+    best = hit.amax(-1).cpu().numpy().mean(); likely = hit[:, 0].cpu()
+    seen, counts = tokens.unique(return_counts=True)
+    spread = hit[0].to_sparse(); kept = torch.masked_select(hit, hit > hit.mean())
+    if loss.item() > 1e9 or not torch.isfinite(loss): continue
+    scaler.scale(loss).backward(); scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+def drawn(items): return torch.randn(len(items), 8 * int(torch.randint(1, 5, ())), 32)
+sizes = DataLoader(list(range(16)), batch_size=4, collate_fn=drawn)
+head = nn.Linear(32, 1).cuda()
+second = torch.optim.SGD(head.parameters(), 0.1, momentum=0.9, nesterov=True)
+for batch in sizes:
+    second.zero_grad(); head(batch.cuda()).pow(2).mean().backward(); second.step()
+state = {**optimizer.state_dict(), **scaler.state_dict()}; print(len(state), best, several.shape)
 """,
     # Somebody who has no GPU wrote it.
     "cpu": """
@@ -228,7 +270,9 @@ def _sizes(run: Future[TracedScript], operator: str) -> List[int]:
     return [site.bytes_at(1) for site in _allocated(run) if site.operator == f"aten::{operator}"]
 
 
-@pytest.mark.parametrize("name", ["libraries", "modes"])
+@pytest.mark.parametrize(
+    "name", ["libraries", "modes", "checks", "experts", "graph", "layouts", "one-process-of-one", "odds"]
+)
 def test_a_trace_is_what_it_was(runs: Dict[str, Future[TracedScript]], name: str) -> None:
     assert_trace_kept(name, runs[name].result())
 
