@@ -16,8 +16,8 @@ _RECOVERY = """\
 [recovery]  # of jobs that run out of GPU memory; gpumem docs recovery
 ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
 """
-MEAN_COMPLETION_S = {ONE_SERVER: 107, PER_USER: 210, "exclusive": 294}
-"""Of the same queue of jobs of several users, measured on an H200."""
+MEAN_COMPLETION_S = {ONE_SERVER: 58, PER_USER: 89, "exclusive": 160}
+"""Of 14 jobs of three users, measured on an H200 (lab/docs/sharing.md)."""
 _GAIN = "Mean completion {0} s, on whole GPUs {exclusive} s."
 WAYS_TO_SHARE = {
     PER_USER: (
@@ -51,9 +51,7 @@ _LIMITS = {
     SPREAD: (2.0, "shares fill nodes in order"),
     PACK: (1.25, "shares fill GPUs in order"),
 }
-"""For one server, by how shares are placed: `python -m lab.score.loads` prints what limits do."""
-_PER_USER_LIMIT = 1.99
-"""Below 2 only jobs of different users share that leave each other enough time."""
+"""By how shares are placed: `python -m lab.score.loads` prints what limits do."""
 _WRITTEN = "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml."
 _SHARING = re.compile(r"\[\s*sharing\s*\]")
 
@@ -147,10 +145,8 @@ class HowShared(NamedTuple):
 def new_site(placement: str, mps: Optional[str] = None) -> HowShared:
     """What is written for a site without a gpumem.toml."""
     limit = _LIMITS[placement][0]
-    if mps == ONE_SERVER:
-        return HowShared(mps, placement, limit)
     # Strangers' faults end no job unless the site has said so.
-    return HowShared(mps or PER_USER, placement, min(limit, _PER_USER_LIMIT))
+    return HowShared(mps or PER_USER, placement, limit)
 
 
 def how_shared(plan: SitePlan, tables: Optional[Mapping[str, Mapping[str, Any]]]) -> HowShared:
