@@ -13,7 +13,7 @@ from slurm_gpumem.slurm.state.arrays import queued_tasks
 from slurm_gpumem.text import count, printable
 from slurm_gpumem.units import gpu_hours, percent, short_mib
 
-_FIT = ("COMPLETED", "TIMEOUT", "RUNNING")
+FIT = ("COMPLETED", "TIMEOUT", "RUNNING")
 """States of a first task whose peak the others were given; another passed its place on."""
 _MOST_NAMED = 5
 
@@ -44,9 +44,15 @@ def queued_arrays(client: SlurmClient) -> Dict[int, Queued]:
 
 
 def states(names: Iterable[str], waiting: int = 0) -> str:
-    """ "3 COMPLETED, 1 RUNNING, 8 PENDING"."""
-    counted = [*Counter(names).most_common(), *([("PENDING", waiting)] if waiting else [])]
-    return ", ".join(f"{number:,} {printable(state)}" for state, number in counted)
+    """ "1 RUNNING, 8 PENDING, 3 COMPLETED, 1 FAILED"."""
+    counted = Counter(names) + Counter(PENDING=waiting)
+    order = sorted(counted, key=_place)
+    return ", ".join(f"{counted[state]:,} {printable(state)}" for state in order)
+
+
+def _place(state: str) -> Tuple[int, str]:
+    known = ("RUNNING", "PENDING", "COMPLETED")
+    return (known.index(state) if state in known else len(known), state)
 
 
 def first_task(tasks: Sequence[JobRow]) -> Optional[JobRow]:
@@ -54,7 +60,7 @@ def first_task(tasks: Sequence[JobRow]) -> Optional[JobRow]:
     unknown = [task for task in tasks if task.estimate_mib is None and task.request_mib is None]
     if len(unknown) == len(tasks):
         return None
-    return min(unknown, key=lambda task: (task.state not in _FIT, task.start), default=None)
+    return min(unknown, key=lambda task: (task.state not in FIT, task.start), default=None)
 
 
 def between(values: Iterable[Optional[float]]) -> str:
@@ -121,16 +127,16 @@ def summary_lines(details: Sequence[JobDetail], queued: Queued) -> List[str]:
     if first is not None:
         lines.append(f"  first: {first.name} on a whole GPU{_device(first)}, peak {_peaks([first])}")
     if others and not queued.held:
+        well = [task for task in others if task.state in FIT] or others
         share = between(task.granted_mib for task in others) or "not measured yet"
         at_once = most_on_one_gpu(details)
         beside = f", up to {at_once} on one GPU" if at_once > 1 else ""
-        lines.append(f"  {'the others' if first else 'share'}: {share} each{beside}, peaks {_peaks(others)}")
+        lines.append(f"  {'the others' if first else 'share'}: {share} each{beside}, peaks {_peaks(well)}")
     ooms = [task for task in tasks if task.ooms]
     if ooms:
-        well = sum(task.recovered for task in ooms)
-        again = sum(task.attempts > 1 for task in ooms)
+        again, done = sum(task.attempts > 1 for task in ooms), sum(task.recovered for task in ooms)
         lines.append(
-            f"  out of memory: {count(len(ooms), 'task')}, {again} run again, {well} of them completed"
+            f"  out of memory: {count(len(ooms), 'task')}, {again} run again, {done} of them completed"
         )
     return [*lines, *_time_line(tasks)]
 

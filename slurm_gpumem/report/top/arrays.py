@@ -8,7 +8,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.accounting.types import Filters, JobRow
 from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.report.arrays import Queued, first_task, gpu_time, queued_arrays
+from slurm_gpumem.report.arrays import FIT, Queued, first_task, gpu_time, queued_arrays
 from slurm_gpumem.slurm.client import SlurmClient
 
 _EVERY_S = 10.0
@@ -27,7 +27,7 @@ class TopArray(NamedTuple):
     ended: Tuple[str, ...] = ()
     """States of the tasks that are over."""
     peaks_mib: Tuple[float, ...] = ()
-    """Of those."""
+    """Of those that did not fail."""
     used_s: Optional[float] = None
     """GPU-seconds that they took, and would have taken on whole GPUs."""
     alone_s: Optional[float] = None
@@ -88,7 +88,7 @@ def _top_array(array: int, queued: Queued, tasks: Sequence[JobRow], running: Seq
         first=first.name if first is not None else runs_first,
         first_peak_mib=None if first is None else first.peak_mib,
         ended=tuple(task.state for task in over),
-        peaks_mib=tuple(task.peak_mib for task in over if task.peak_mib),
+        peaks_mib=tuple(task.peak_mib for task in over if task.peak_mib and task.state in FIT),
         used_s=None if took is None else took[0],
         alone_s=None if took is None else took[1],
     )

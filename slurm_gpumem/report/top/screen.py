@@ -60,7 +60,13 @@ def lines(view: View, look: Look) -> List[str]:
         shown += [f"{whose}; squeue shows what waits"]
     room = None if look.height is None else max(0, look.height - len(shown) - 2)
     notes = [look.colours.dim(clipped(note, look.width)) for note in view.notes[:room]]
-    return [*shown, *([""] if notes else []), *notes]
+    shown += [*([""] if notes else []), *notes]
+    return shown if look.unicode else [_ascii(line) for line in shown]
+
+
+def _ascii(line: str) -> str:
+    """For a screen that has nothing else, also where names or words have more."""
+    return line.translate({ord("·"): "-", ord("…"): "+"}).encode("ascii", "replace").decode()
 
 
 def as_json(view: View) -> Dict[str, Any]:
