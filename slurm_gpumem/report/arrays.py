@@ -114,7 +114,8 @@ def summary_lines(details: Sequence[JobDetail], queued: Queued) -> List[str]:
     """An array as a mail would sum it up."""
     tasks = [detail.row for detail in details]
     row, first = tasks[0], first_task(tasks)
-    others = [task for task in tasks if task is not first]
+    # Those that failed before it had whole GPUs, too.
+    others = tasks if first is None else [task for task in tasks if task.estimate_mib is not None]
     what = ", ".join(dict.fromkeys(printable(task.model) for task in tasks if task.model))
     lines = [
         ", ".join(filter(None, [f"Array {row.array_job} of {printable(row.user)}", what]))
@@ -131,7 +132,7 @@ def summary_lines(details: Sequence[JobDetail], queued: Queued) -> List[str]:
         share = between(task.granted_mib for task in others) or "not measured yet"
         at_once = most_on_one_gpu(details)
         beside = f", up to {at_once} on one GPU" if at_once > 1 else ""
-        lines.append(f"  {'the others' if first else 'share'}: {share} each{beside}, peaks {_peaks(well)}")
+        lines.append(f"  {'the others' if first else 'all'}: {share} each{beside}, peaks {_peaks(well)}")
     ooms = [task for task in tasks if task.ooms]
     if ooms:
         again, done = sum(task.attempts > 1 for task in ooms), sum(task.recovered for task in ooms)

@@ -96,7 +96,7 @@ def _list(store: Store, filters: Filters, columns: List[known.Column], args: arg
         unicode = speaks_unicode()
         listed: Iterator[Listed] = rows
         if not args.jobs:
-            listed = folded(rows, store.select, filters, _queued)
+            listed = folded(rows, store.select, filters, lru_cache(maxsize=1)(_queued))
         if args.array:
             listed = expanded(listed)
         style = shown.TableStyle(unicode, terminal_width(), palette(args.color))
@@ -121,13 +121,9 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
         print(json.dumps({"schema": SCHEMA, **_about(store, args), "jobs": jobs}))
     elif rows:
         unicode = speaks_unicode()
-        by_array: Dict[int, List[JobDetail]] = {}
-        screens = []
-        for detail in details:
-            screens.append(shown.job_lines(detail, shard_mib, unicode=unicode))
-            if detail.row.array_job is not None and detail.row.array_job in filters.jobs:
-                by_array.setdefault(detail.row.array_job, []).append(detail)
-        screens += [_of_array(array, tasks) for array, tasks in by_array.items() if len(tasks) > 1]
+        found = list(details)
+        screens = [shown.job_lines(detail, shard_mib, unicode=unicode) for detail in found]
+        screens += _arrays([detail for detail in found if detail.row.array_job in filters.jobs])
         print("\n\n".join("\n".join(lines) for lines in screens))
     missing = set(filters.jobs) - {row.job_id for row in rows} - {row.array_job for row in rows}
     tasks = set(filters.tasks) - {(row.array_job, row.array_task) for row in rows}
@@ -137,14 +133,22 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
     return 1 if (missing or tasks) and not rows else 0
 
 
-def _of_array(array: int, tasks: List[JobDetail]) -> List[str]:
+def _arrays(details: List[JobDetail]) -> List[List[str]]:
+    """What there is to say of each array below its tasks."""
     from slurm_gpumem.report.arrays import Queued, summary_lines
 
-    runs = any(task.row.end is None for task in tasks)
-    return summary_lines(tasks, _queued().get(array, Queued()) if runs else Queued())
+    by_array: Dict[int, List[JobDetail]] = {}
+    for detail in details:
+        if detail.row.array_job is not None:
+            by_array.setdefault(detail.row.array_job, []).append(detail)
+    queued = _queued() if any(one.row.end is None for tasks in by_array.values() for one in tasks) else {}
+    return [
+        summary_lines(tasks, queued.get(array, Queued()))
+        for array, tasks in by_array.items()
+        if len(tasks) > 1 or array in queued
+    ]
 
 
-@lru_cache(maxsize=1)
 def _queued() -> Dict[int, Queued]:
     """What Slurm has of arrays now; nothing where it does not answer."""
     from slurm_gpumem.errors import SlurmError
