@@ -64,19 +64,23 @@ def wait_for_job(
 _PATIENCE_S = 60.0
 
 
-def report(cluster: Cluster, job_ids: Iterable[str], tasks: int) -> str:
-    """`gpumem report` of the demo's jobs, once their records are closed, and those of so many tasks named."""
+def wait_for_records(cluster: Cluster, job_ids: Iterable[str], tasks: int) -> None:
+    """Until the records of these jobs are closed, and those of so many tasks of arrays."""
     deadline = time.monotonic() + _PATIENCE_S
     waiting = {*job_ids}
-    while (waiting or _named_tasks(cluster.layout.records) < tasks) and time.monotonic() < deadline:
+    while (waiting or _closed_tasks(cluster.layout.records) < tasks) and time.monotonic() < deadline:
         waiting = {job_id for job_id in waiting if not _closed(cluster.layout.records, job_id)}
         time.sleep(0.1)
+
+
+def report(cluster: Cluster, *words: str) -> List[str]:
+    """What `gpumem report` prints."""
     done = cluster.run(
-        [str(Path(sys.executable).with_name("gpumem")), "report"],
+        [str(Path(sys.executable).with_name("gpumem")), "report", *words],
         env={"PYTHONIOENCODING": sys.stdout.encoding or "ascii", "XDG_CACHE_HOME": str(cluster.layout.root)},
         timeout_s=_PATIENCE_S,
     )
-    return (done.stdout + done.stderr).rstrip()
+    return (done.stdout + done.stderr).rstrip().split("\n")
 
 
 def wait_until_measured(cluster: Cluster, job_id: str) -> None:
@@ -95,8 +99,8 @@ def _closed(records: Path, job_id: str) -> bool:
     return record is not None and record.end is not None
 
 
-def _named_tasks(records: Path) -> int:
-    """Closed records of which it is known that they are of an array's tasks."""
+def _closed_tasks(records: Path) -> int:
+    """Of which it is known that they are tasks."""
     found = (_record(records, path.name.partition(".")[0]) for path in records.glob("*.json"))
     return sum(
         one is not None and one.end is not None and one.measured.array_job is not None for one in found
@@ -209,7 +213,7 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
     _picture(jobs, after)
     _say(f"Job {last} has the room of job {by_name[_CANCELLED]}; nobody else noticed.")
     _title("5. A sweep of a script that nobody prepared")
-    _sweep(cluster, folder)
+    sweep = _sweep(cluster, folder)
     _title("6. What became of them")
     for job in jobs:
         end = "CANCELLED" if job.name == _CANCELLED else "COMPLETED"
@@ -217,16 +221,19 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
     _say(
         f"Job {by_name[_LARGER]} took far more memory than its summary showed. It was ended alone, and\n"
         "Slurm ran it again with a larger share. Hooks on the node measured all of them; their owner sees:\n"
-        "\n$ gpumem report"
+        "\n$ gpumem report -N n1"
     )
-    print(report(cluster, [job.job_id for job in jobs], _TASKS), flush=True)
+    wait_for_records(cluster, [job.job_id for job in jobs], _TASKS)
+    print("\n".join(report(cluster, "-N", _GPU.name)), flush=True)
     _say(
         "\nEst: the estimate. Need: with a reserve. Share: the shards held. Peak: what it took at most.\n"
-        "SM%: its part of the GPU's activity. With: who ran on the same GPU."
+        "SM%: its part of the GPU's activity. With: who ran on the same GPU.\n"
+        f"\n$ gpumem report {sweep.job_id} | tail -5"
     )
+    print("\n".join(report(cluster, sweep.job_id)[-5:]), flush=True)
 
 
-def _sweep(cluster: Cluster, folder: Path) -> None:
+def _sweep(cluster: Cluster, folder: Path) -> DemoJob:
     """An array of which nothing is known: its first task, then the others beside each other."""
     _say(
         "A search of eight runs, whose script says nothing of its model. One run starts on a whole GPU\n"
@@ -243,6 +250,7 @@ def _sweep(cluster: Cluster, folder: Path) -> None:
     _say("Its peak stands still, on a real machine for five minutes. Then:")
     _picture(tasks, _wait(cluster, lambda now: run(now, tasks[1:]), "its other tasks did not start"), _SWEEPS)
     _say(f"{len(tasks) - 1} tasks run on one GPU instead of {len(tasks) - 1}.")
+    return sweep
 
 
 def _submit(cluster: Cluster, script: str, folder: Path, *options: str) -> DemoJob:

@@ -53,9 +53,14 @@ def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path, tmp_
     assert re.search(r"^3 +\w+ +vit .* 75\.0G +10\.7G +\d+ +7\S* +CANCELLED$", done.stdout, re.MULTILINE)
     assert re.search(r"; [\d.]+ GPU-minutes used; [\d.]+ without sharing;", done.stdout)
     assert "warning" not in done.stdout
-    assert re.search(r"^9_\[0-7\] .* 8 tasks: 8 COMPLETED; 9_0 first: 13\.7G$", done.stdout, re.MULTILINE)
-    # But for the report's sweep and its last line, which a terminal cuts and wraps.
-    lines = [line for line in done.stdout.splitlines() if not re.match(r"\d+ jobs: |9_\[", line)]
-    assert max(map(len, lines)) <= 110
+    summary = done.stdout[done.stdout.index("\nArray 9 of ") :].splitlines()[1:6]
+    assert summary[0].endswith(", sweep.sh: 8 tasks")
+    assert summary[1:4] == [
+        "  8 COMPLETED",
+        "  first: 9_0 on a whole GPU (h200, 140.0G), peak 13.7G",
+        "  the others: 17.0G each, up to 7 on one GPU, peaks 13.7G",
+    ]
+    # But for the report's last line, which a terminal wraps.
+    assert max(len(line) for line in done.stdout.splitlines() if not re.match(r"\d jobs: ", line)) <= 110
     assert list(state_folder.iterdir()) == []
     assert list(tmp_path.iterdir()) == []
