@@ -25,6 +25,7 @@ from typing import (
 from slurm_gpumem.accounting.types import Filters, JobRow, JobTotals
 from slurm_gpumem.report.arrays import Queued, note_of
 from slurm_gpumem.report.columns import Column, Field, as_json, cell, note, parsable
+from slurm_gpumem.slurm.state.queue import tasks_text
 from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.text import count, fitted, printable
 from slurm_gpumem.units import gpu_hours, percent
@@ -82,7 +83,7 @@ def sweep_text(field: Field, sweep: Sweep) -> str:
     tasks = sweep.tasks
     if field.key == "job_id":
         numbers = [task.array_task for task in tasks if task.array_task is not None]
-        return tasks[0].name if len(tasks) == 1 else f"{tasks[0].array_job}_[{_ranges(numbers)}]"
+        return tasks[0].name if len(tasks) == 1 else f"{tasks[0].array_job}_[{tasks_text(numbers)}]"
     if field.key == "note":
         return note_of(tasks, sweep.queued)
     if not field.right:
@@ -93,17 +94,6 @@ def sweep_text(field: Field, sweep: Sweep) -> str:
         return ""
     low, high = field.text(known[0]), field.text(known[-1])
     return low if low == high else f"{low}..{high}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """ "0-3,5" of 0, 1, 2, 3 and 5."""
-    spans: List[List[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 SCHEMA = "gpumem-report/1"
