@@ -6,8 +6,6 @@ Run by `make demo`. The daemons and the scheduling are real; the GPUs are stand-
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
 import re
 import shutil
 import subprocess
@@ -66,19 +64,23 @@ def wait_for_job(
 _PATIENCE_S = 60.0
 
 
-def report(cluster: Cluster, job_ids: Iterable[str]) -> str:
-    """`gpumem report` of the demo's jobs, once their records are closed."""
+def wait_for_records(cluster: Cluster, job_ids: Iterable[str], tasks: int) -> None:
+    """Until the records of these jobs are closed, and those of so many tasks of arrays."""
     deadline = time.monotonic() + _PATIENCE_S
     waiting = {*job_ids}
-    while waiting and time.monotonic() < deadline:
+    while (waiting or _closed_tasks(cluster.layout.records) < tasks) and time.monotonic() < deadline:
         waiting = {job_id for job_id in waiting if not _closed(cluster.layout.records, job_id)}
         time.sleep(0.1)
+
+
+def report(cluster: Cluster, *words: str) -> List[str]:
+    """What `gpumem report` prints."""
     done = cluster.run(
-        [str(Path(sys.executable).with_name("gpumem")), "report"],
+        [str(Path(sys.executable).with_name("gpumem")), "report", *words],
         env={"PYTHONIOENCODING": sys.stdout.encoding or "ascii", "XDG_CACHE_HOME": str(cluster.layout.root)},
         timeout_s=_PATIENCE_S,
     )
-    return (done.stdout + done.stderr).rstrip()
+    return (done.stdout + done.stderr).rstrip().split("\n")
 
 
 def wait_until_measured(cluster: Cluster, job_id: str) -> None:
@@ -97,6 +99,14 @@ def _closed(records: Path, job_id: str) -> bool:
     return record is not None and record.end is not None
 
 
+def _closed_tasks(records: Path) -> int:
+    """Of which it is known that they are tasks."""
+    found = (_record(records, path.name.partition(".")[0]) for path in records.glob("*.json"))
+    return sum(
+        one is not None and one.end is not None and one.measured.array_job is not None for one in found
+    )
+
+
 def _record(records: Path, job_id: str) -> Optional[JobRecord]:
     for path in records.glob(f"{job_id}.*.json"):
         with contextlib.suppress(OSError, BadRecordError):  # a moment later it is whole
@@ -109,7 +119,10 @@ _SCRIPTS = (
     "resnet50.sh", "search.sh", "vit.sh", "gpt2.sh", "search.sh", "larger.sh", "mobilenetv3.sh", "bert.sh",
 )  # fmt: skip
 _CANCELLED, _LARGER, _LAST = "vit", "larger", "bert"
+_TASKS = 8
+"""Of sweep.sh."""
 _GPU = NodeSpec("n1", gpus=2, gpu_type="h200", gpu_memory_mib=140 * MIB_PER_SHARD, cpus=32)
+_SWEEPS = NodeSpec("n2", gpus=2, gpu_type="h200", gpu_memory_mib=140 * MIB_PER_SHARD, cpus=32)
 _SITE = f"""\
 [sharing]
 shard_mib = {MIB_PER_SHARD}
@@ -133,7 +146,7 @@ class DemoJob(NamedTuple):
 def demo() -> int:
     """Play it all; DevClusterError where a job does not end as it should."""
     begin = time.monotonic()
-    if not all((_EXAMPLES / name).is_file() for name in _SCRIPTS):
+    if not all((_EXAMPLES / name).is_file() for name in (*_SCRIPTS, "sweep.sh")):
         raise DevClusterError(f"{_EXAMPLES}: the examples are missing; run the demo in a checkout: make demo")
     folder = Path(tempfile.mkdtemp(prefix="gpumem-demo-"))
     folder.chmod(0o755)
@@ -142,8 +155,19 @@ def demo() -> int:
         state = folder / "cluster"
         recovery = hooks.recovery_settings(Layout(state).hooks)
         quick = "SchedulerParameters=sched_interval=1,bf_interval=1"
-        lines = (*(f"{key}={value}" for key, value in recovery.items()), quick)
-        spec = ClusterSpec(nodes=(_GPU,), state=state, hooks=True, cred_expire_s=5, extra_conf=lines)
+        lines = (
+            *(f"{key}={value}" for key, value in recovery.items()),
+            quick,
+            f"PartitionName=sweeps Nodes={_SWEEPS.name}",
+        )
+        spec = ClusterSpec(
+            nodes=(_GPU, _SWEEPS),
+            whole_nodes=(_SWEEPS.name,),
+            state=state,
+            hooks=True,
+            cred_expire_s=5,
+            extra_conf=lines,
+        )
         cluster = devcluster.up(spec)
         (folder / "gpumem.toml").write_text(_SITE)
         _play(cluster, folder, time.monotonic() - begin)
@@ -159,7 +183,7 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
     _title(f"1. A Slurm cluster, up in {took:.1f} s")
     slurm = cluster.run(["sinfo", "--version"], check=True).stdout.split()[-1]
     _say(
-        f"A real Slurm {slurm} runs here now, with a simulated machine of {_GPU.gpus} GPUs of "
+        f"A real Slurm {slurm} runs here now, with two simulated machines of {_GPU.gpus} GPUs of "
         f"{_GPU.gpu_memory_mib // MIB_PER_SHARD} GiB: each is divided into\n"
         "shards of 1 GiB. This computer needs no GPU: a stand-in takes the place of each training, holds as\n"
         "much GPU memory as the same training did on an H200, and fails as PyTorch does."
@@ -188,8 +212,8 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
     after = _wait(cluster, lambda now: last in now, f"job {last} did not start")
     _picture(jobs, after)
     _say(f"Job {last} has the room of job {by_name[_CANCELLED]}; nobody else noticed.")
-    _title("5. A script that nobody prepared")
-    _unprepared(cluster, folder)
+    _title("5. A sweep of a script that nobody prepared")
+    sweep = _sweep(cluster, folder)
     _title("6. What became of them")
     for job in jobs:
         end = "CANCELLED" if job.name == _CANCELLED else "COMPLETED"
@@ -197,38 +221,42 @@ def _play(cluster: Cluster, folder: Path, took: float) -> None:
     _say(
         f"Job {by_name[_LARGER]} took far more memory than its summary showed. It was ended alone, and\n"
         "Slurm ran it again with a larger share. Hooks on the node measured all of them; their owner sees:\n"
-        "\n$ gpumem report"
+        "\n$ gpumem report -N n1"
     )
-    print(report(cluster, [job.job_id for job in jobs]), flush=True)
+    wait_for_records(cluster, [job.job_id for job in jobs], _TASKS)
+    print("\n".join(report(cluster, "-N", _GPU.name)), flush=True)
     _say(
         "\nEst: the estimate. Need: with a reserve. Share: the shards held. Peak: what it took at most.\n"
-        "SM%: its part of the GPU's activity. With: who ran on the same GPU."
+        "SM%: its part of the GPU's activity. With: who ran on the same GPU.\n"
+        f"\n$ gpumem report {sweep.job_id} | tail -5"
     )
+    print("\n".join(report(cluster, sweep.job_id)[-5:]), flush=True)
 
 
-def _unprepared(cluster: Cluster, cache: Path) -> None:
-    """Trace docs/examples/train.sh where that is possible, else show the trace that is in the repository."""
-    missing = "Root may not trace" if os.geteuid() == 0 else ""
-    if importlib.util.find_spec("torch") is None:
-        missing = "PyTorch is not installed here"
+def _sweep(cluster: Cluster, folder: Path) -> DemoJob:
+    """An array of which nothing is known: its first task, then the others beside each other."""
     _say(
-        "Without a summary, gpusbatch --trace runs the job's script itself: without a GPU, in a private\n"
-        "copy of the files, until its training has shown what it would allocate. Neither train.sh nor\n"
-        "train.py knows of this."
+        "A search of eight runs, whose script says nothing of its model. One run starts on a whole GPU\n"
+        "and is measured; the others wait, and then ask for what it took."
     )
-    options = ["--trace"]
-    if missing:
-        _say(f"({missing}: this is from a recorded trace, docs/examples/train.json.)")
-        options = ["--model", "train.json"]
-    print(f"\n$ gpusbatch {' '.join(options)} --dry-run train.sh", flush=True)
-    done = _gpusbatch(cluster, [*options, "--dry-run", "train.sh"], cache)
-    print(done.stderr.rstrip(), flush=True)
+    sweep = _submit(cluster, "sweep.sh", folder, "--partition=sweeps", f"--array=0-{_TASKS - 1}")
+    cluster.run(["scontrol", "release", sweep.job_id], check=True)
+    tasks = [DemoJob(f"{sweep.job_id}_{task}", sweep.name) for task in range(_TASKS)]
+
+    def run(now: Places, wanted: Sequence[DemoJob]) -> bool:
+        return all(task.job_id in now for task in wanted)
+
+    _picture(tasks, _wait(cluster, lambda now: run(now, tasks[:1]), "its first task did not start"), _SWEEPS)
+    _say("Its peak stands still, on a real machine for five minutes. Then:")
+    _picture(tasks, _wait(cluster, lambda now: run(now, tasks[1:]), "its other tasks did not start"), _SWEEPS)
+    _say(f"{len(tasks) - 1} tasks run on one GPU instead of {len(tasks) - 1}.")
+    return sweep
 
 
-def _submit(cluster: Cluster, script: str, folder: Path) -> DemoJob:
-    print(f"\n$ gpusbatch docs/examples/{script}", flush=True)
+def _submit(cluster: Cluster, script: str, folder: Path, *options: str) -> DemoJob:
+    print(f"\n$ {' '.join(['gpusbatch', *options])} docs/examples/{script}", flush=True)
     # Held, so that all start together, however long it takes to submit them.
-    done = _gpusbatch(cluster, ["--hold", script], folder)
+    done = _gpusbatch(cluster, ["--hold", *options, script], folder)
     print((done.stderr + done.stdout).rstrip(), flush=True)
     job_id = done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else ""
     if not job_id.isdecimal():
@@ -266,14 +294,15 @@ def _places_now(cluster: Cluster) -> Places:
     """The GPUs of all jobs that run at this moment."""
     found: Dict[str, List[Placement]] = {}
     for text in cluster.run(["scontrol", "show", "job", "-d"], check=True).stdout.split("\n\n"):
+        task = re.search(r"ArrayJobId=([0-9]+) ArrayTaskId=([0-9]+)\s", text)
         job_id = text.strip().partition(" ")[0].partition("JobId=")[2]
         if "JobState=RUNNING" in text and (places := placements(text)):
-            found[job_id] = places
+            found["_".join(task.groups()) if task else job_id] = places
     return found
 
 
-def _picture(jobs: Sequence[DemoJob], where: Places) -> None:
-    print("\n".join(draw(gpu_rows((_GPU,), jobs, where), width=_width(), unicode=speaks_unicode())))
+def _picture(jobs: Sequence[DemoJob], where: Places, node: NodeSpec = _GPU) -> None:
+    print("\n".join(draw(gpu_rows((node,), jobs, where), width=_width(), unicode=speaks_unicode())))
 
 
 def gpu_rows(nodes: Sequence[NodeSpec], jobs: Sequence[DemoJob], where: Places) -> List[GpuRow]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections import Counter
 from itertools import chain, islice
 from typing import (
     Any,
@@ -24,7 +23,9 @@ from typing import (
 )
 
 from slurm_gpumem.accounting.types import Filters, JobRow, JobTotals
+from slurm_gpumem.report.arrays import Queued, note_of
 from slurm_gpumem.report.columns import Column, Field, as_json, cell, note, parsable
+from slurm_gpumem.slurm.state.queue import tasks_text
 from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.text import count, fitted, printable
 from slurm_gpumem.units import gpu_hours, percent
@@ -39,15 +40,22 @@ class Sweep(NamedTuple):
     """The tasks of one array that a list would show, in order."""
 
     tasks: Tuple[JobRow, ...]
+    queued: Queued = Queued()
 
 
 Listed = Union[JobRow, Sweep]
 
 
 def folded(
-    rows: Iterator[JobRow], select: Callable[[Filters], Iterator[JobRow]], filters: Filters
+    rows: Iterator[JobRow],
+    select: Callable[[Filters], Iterator[JobRow]],
+    filters: Filters,
+    queued: Callable[[], Mapping[int, Queued]],
 ) -> Iterator[Listed]:
-    """The same rows, those of one array as one at the place of its first; one array is held at a time."""
+    """The same rows, those of one array as one at the place of its first; one array is held at a time.
+
+    Slurm is asked what waits where a task still runs.
+    """
     shown: Set[Tuple[str, int]] = set()
     for row in rows:
         if row.array_job is None:
@@ -59,7 +67,9 @@ def folded(
         shown.add(key)
         beside = select(filters._replace(jobs=(row.array_job,)))
         tasks = [task for task in beside if (task.cluster, task.array_job) == key]
-        yield Sweep(tuple(tasks)) if len(tasks) > 1 else row
+        runs = any(task.end is None for task in tasks)
+        waits = queued().get(row.array_job, Queued()) if runs else Queued()
+        yield Sweep(tuple(tasks), waits) if len(tasks) > 1 or waits.waiting else row
 
 
 def expanded(listed: Iterator[Listed]) -> Iterator[JobRow]:
@@ -73,11 +83,9 @@ def sweep_text(field: Field, sweep: Sweep) -> str:
     tasks = sweep.tasks
     if field.key == "job_id":
         numbers = [task.array_task for task in tasks if task.array_task is not None]
-        return f"{tasks[0].array_job}_[{_ranges(numbers)}]"
+        return tasks[0].name if len(tasks) == 1 else f"{tasks[0].array_job}_[{tasks_text(numbers)}]"
     if field.key == "note":
-        states = Counter(task.state for task in tasks)
-        listed = ", ".join(f"{number} {printable(state)}" for state, number in states.most_common())
-        return f"{count(len(tasks), 'task')}: {listed}"
+        return note_of(tasks, sweep.queued)
     if not field.right:
         texts = dict.fromkeys(field.text(task) for task in tasks)
         return next(iter(texts)) if len(texts) == 1 else "mixed" if field.key == "state" else "..."
@@ -86,17 +94,6 @@ def sweep_text(field: Field, sweep: Sweep) -> str:
         return ""
     low, high = field.text(known[0]), field.text(known[-1])
     return low if low == high else f"{low}..{high}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """ "0-3,5" of 0, 1, 2, 3 and 5."""
-    spans: List[List[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 SCHEMA = "gpumem-report/1"

@@ -45,7 +45,8 @@ class Commands(NamedTuple):
     @property
     def environment(self) -> Dict[str, str]:
         """What the programs run with."""
-        merged = {**os.environ, **self.env}
+        # Else squeue cuts the tasks of an array after 64 characters, and says nothing.
+        merged = {**os.environ, "SLURM_BITSTR_LEN": "0", **self.env}
         if self.folder is not None:
             merged["PATH"] = f"{os.fspath(self.folder)}:{merged.get('PATH', os.defpath)}"
         return merged

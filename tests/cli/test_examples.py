@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GROUND_TRUTH = ROOT / "lab" / "data" / "ground-truth"
 UNPREPARED = ROOT / "docs" / "examples" / "train.sh"
 """The one without a summary: it is traced."""
-BY_HAND = {ROOT / "docs" / "examples" / name for name in ("larger.sh", "search.sh")}
+BY_HAND = {ROOT / "docs" / "examples" / name for name in ("larger.sh", "search.sh", "sweep.sh")}
 """The demo's own: their memory is given by hand."""
 SCRIPTS = sorted(set((ROOT / "docs" / "examples").glob("*.sh")) - {UNPREPARED} - BY_HAND)
 KEYS = ("model", "batch-size", "optimizer", "precision")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, List, Mapping, Sequence, Tuple
 
 import pytest
 
@@ -20,16 +20,20 @@ from slurm_gpumem.accounting.collect import allow
 from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.report import arrays
 from slurm_gpumem.report import columns as known
 from slurm_gpumem.report.listing import TableStyle, table_lines
 from slurm_gpumem.report.times import parse_time
+from slurm_gpumem.slurm.state.arrays import queued_tasks
 from slurm_gpumem.slurm.state.sacct import parse_runs
-from tests.accounting.job_records import record, write
+from tests.accounting.job_records import UUID, record, write
 from tests.accounting.made_jobs import job
+from tests.support.fake_slurm import FakeSlurm
 from tests.support.no_slurm import without_slurm
 
 Report = Callable[..., Tuple[int, str, str]]
 CODE = "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"
+HELD = "gpumem/1:shards=0,fp=s0123,hold=0,host=cpus"
 HOSTILE = (
     "\x1b[31mred\x1b[0m",
     "=cmd|' /C calc'!A0",
@@ -421,11 +425,115 @@ def test_a_sweep_is_one_line_with_its_spread_unless_it_is_expanded(sweep: Path, 
     lines = [line.split() for line in out.splitlines()[1:-2]]
     assert [line[0] for line in lines] == ["20", "21", "11_[0-3]"]
     folded = ["11_[0-3]", "resnet50", "11.6G", "8.8G..12.5G", "+3%..+32%", "mixed"]
-    assert lines[2] == [*folded, "4", "tasks:", "3", "COMPLETED,", "1", "FAILED"]
+    said = ["4", "tasks:", "3", "COMPLETED,", "1", "FAILED;", "2.5", "GPU-minutes", "saved"]
+    assert lines[2] == [*folded, *said]
     _, out, _ = report("-n", "--array", "-o", "JobID,JobIDRaw")
     tasks = ["11_0 12", "11_1 13", "11_2 14", "11_3 11"]
     assert [" ".join(line.split()) for line in out.splitlines()] == ["20 20", "21 21", *tasks]
     assert "6 jobs" in report()[1]
+
+
+ON = {"number": 0, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40_960}
+TASK = {"array_job": 11, "start": 1_000.0, "end": 4_600.0, "met": [99], "gpu": {UUID: ON}}
+KNOWN = {"est": "8800", "req": "10560", "by": "remembered", "shards": "11", "hold": "0", "parts": ""}
+UNKNOWN = {**KNOWN, "est": "", "req": "", "by": "", "shards": "0"}
+FIRST = {**TASK, "array_task": 0, "claim": UNKNOWN, "shards": None, "limit_mib": None, "peak_mib": 8800.0}
+SHARED = {**TASK, "claim": KNOWN, "shards": 11, "limit_mib": 11_264}
+LATER = {**SHARED, "start": 4_600.0, "end": 8_200.0}
+
+
+def sweep_of(site: Path, runs: Sequence[Mapping[str, Any]]) -> None:
+    for number, run in enumerate(runs):
+        write(site / "spool", record(12 + number, **run))
+
+
+@pytest.mark.parametrize(
+    ("runs", "waits", "note", "mail"),
+    [
+        # What the first one took is what the others asked for; together on one GPU, one hour for three.
+        (
+            [
+                FIRST,
+                *({**LATER, "array_task": n, "peak_mib": 8000.0 + n} for n in (1, 2)),
+            ],
+            "",
+            "3 tasks: 3 COMPLETED; 11_0 first: 8.6G",
+            [
+                "Array 11 of usr1, resnet50: 3 tasks",
+                "  3 COMPLETED",
+                "  first: 11_0 on a whole GPU (a100, 40.0G), peak 8.6G",
+                "  the others: 11.0G each, up to 2 on one GPU, peaks 7.8G",
+                "  2.0 used in 3.0 GPU-hours of run time; on whole GPUs: not known",
+            ],
+        ),
+        # One passed its place on, one ran out of memory and again, one failed.
+        (
+            [
+                {**FIRST, "state": "FAILED", "exit_code": 1, "end": 1_010.0, "peak_mib": 300.0},
+                {**FIRST, "array_task": 1, "start": 1_010.0},
+                {**SHARED, "array_task": 2, "state": None, "exit_code": 1, "verdict": "oom"},
+                {**SHARED, "array_task": 3, "state": "FAILED", "exit_code": 1, "peak_mib": 100.0},
+            ],
+            "",
+            "4 tasks: 1 COMPLETED, 3 FAILED; 11_1 first: 8.6G",
+            [
+                "Array 11 of usr1, resnet50: 4 tasks",
+                "  1 COMPLETED, 3 FAILED (11_0, 11_2, 11_3)",
+                "  first: 11_1 on a whole GPU (a100, 40.0G), peak 8.6G",
+                "  the others: 11.0G each, up to 3 on one GPU, peaks 100M..11.3G",
+                "  out of memory: 1 task, 0 run again, 0 of them completed",
+                "  1.0 used in 3.0 GPU-hours of run time; on whole GPUs: not known",
+            ],
+        ),
+        # The first one runs.
+        (
+            [{**FIRST, "end": None, "state": None, "exit_code": None}],
+            f"11_0|RUNNING|{HELD}\n11_[1-9%1]|PENDING|{HELD}\n",
+            "10 tasks: 1 RUNNING, 9 PENDING; measured first, the others wait for it",
+            [
+                "Array 11 of usr1, resnet50: 10 tasks",
+                "  1 RUNNING, 9 PENDING",
+                "  11_0 runs first on a whole GPU; 9 tasks wait until its peak stands still or it ends",
+            ],
+        ),
+        # All were known: none was first.
+        (
+            [{**SHARED, "array_task": n, "peak_mib": 9000.0} for n in (0, 1)],
+            "",
+            "2 tasks: 2 COMPLETED",
+            [
+                "Array 11 of usr1, resnet50: 2 tasks",
+                "  2 COMPLETED",
+                "  all: 11.0G each, up to 2 on one GPU, peaks 8.8G",
+            ],
+        ),
+    ],
+)
+def test_an_array_ends_with_a_summary_of_who_was_first_and_what_the_others_got(
+    site: Path,
+    report: Report,
+    monkeypatch: pytest.MonkeyPatch,
+    runs: List[Mapping[str, Any]],
+    waits: str,
+    note: str,
+    mail: List[str],
+) -> None:
+    slurm = FakeSlurm({"squeue": waits})
+    monkeypatch.setattr(arrays, "queued_tasks", lambda client, uid: queued_tasks(slurm, uid))
+    sweep_of(site, runs)
+    _, out, _ = report("-a", "-n", "-o", "Note")
+    assert out.splitlines() == [note]
+    _, out, _ = report("11")
+    begin = out.index("Array 11 ")
+    assert out[begin:].splitlines()[: len(mail)] == mail
+    assert bool(slurm.asked) == bool(waits)
+
+
+def test_what_an_array_saved_is_said_where_the_time_alone_is_known(site: Path, report: Report) -> None:
+    together = {"gpu": {UUID: {**ON, "gpu_sm_active": 0.4, "slowed_s": 360.0}}}
+    sweep_of(site, [{**SHARED, **together, "array_task": n, "peak_mib": 8000.0} for n in (0, 1)])
+    assert report("-a", "-n", "-o", "Note")[1] == "2 tasks: 2 COMPLETED; 48.0 GPU-minutes saved\n"
+    assert report("11")[1].endswith("\n  1.0 used instead of 1.8 GPU-hours on whole GPUs (44% less)\n")
 
 
 def test_an_arrays_number_is_all_its_tasks_in_order_and_a_task_has_its_own(

@@ -54,6 +54,11 @@ def test_commands_of_another_folder_and_environment_are_used(tmp_path: Path) -> 
     assert slurm_version(Commands({"SITE_VERSION": "22.05.8"}, tmp_path)) == (22, 5, 8)
 
 
+def test_squeue_writes_all_tasks_of_an_array_whatever_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_BITSTR_LEN", "64")
+    assert COMMANDS.run(["printenv", "SLURM_BITSTR_LEN"]) == "0\n"
+
+
 def test_bytes_that_are_no_text_survive_the_reading() -> None:
     assert os.fsencode(COMMANDS.run(["printf", r"\351"])) == b"\xe9"
 

@@ -8,7 +8,8 @@ import pwd
 import re
 import sys
 import time
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
@@ -23,6 +24,10 @@ from slurm_gpumem.terminal.progress import ProgressBar
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import moment, sizes_in
+
+if TYPE_CHECKING:
+    from slurm_gpumem.accounting.types import JobDetail
+    from slurm_gpumem.report.arrays import Queued
 
 _DEFAULT_DAYS = 7
 _TOP = 5
@@ -89,7 +94,9 @@ def _list(store: Store, filters: Filters, columns: List[known.Column], args: arg
         shown.out(shown.parsable_lines(rows, columns, header=not args.noheader))
     else:
         unicode = speaks_unicode()
-        listed: Iterator[Listed] = rows if args.jobs else folded(rows, store.select, filters)
+        listed: Iterator[Listed] = rows
+        if not args.jobs:
+            listed = folded(rows, store.select, filters, lru_cache(maxsize=1)(_queued))
         if args.array:
             listed = expanded(listed)
         style = shown.TableStyle(unicode, terminal_width(), palette(args.color))
@@ -114,15 +121,44 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
         print(json.dumps({"schema": SCHEMA, **_about(store, args), "jobs": jobs}))
     elif rows:
         unicode = speaks_unicode()
-        print(
-            "\n\n".join("\n".join(shown.job_lines(detail, shard_mib, unicode=unicode)) for detail in details)
-        )
+        found = list(details)
+        screens = [shown.job_lines(detail, shard_mib, unicode=unicode) for detail in found]
+        screens += _arrays([detail for detail in found if detail.row.array_job in filters.jobs])
+        print("\n\n".join("\n".join(lines) for lines in screens))
     missing = set(filters.jobs) - {row.job_id for row in rows} - {row.array_job for row in rows}
     tasks = set(filters.tasks) - {(row.array_job, row.array_task) for row in rows}
     names = [*map(str, sorted(missing)), *(f"{job}_{task}" for job, task in sorted(tasks))]
     if names:
         _say_of_missing(names, everybody=store.freshness.everybody)
     return 1 if (missing or tasks) and not rows else 0
+
+
+def _arrays(details: List[JobDetail]) -> List[List[str]]:
+    """What there is to say of each array below its tasks."""
+    from slurm_gpumem.report.arrays import Queued, summary_lines
+
+    by_array: Dict[int, List[JobDetail]] = {}
+    for detail in details:
+        if detail.row.array_job is not None:
+            by_array.setdefault(detail.row.array_job, []).append(detail)
+    queued = _queued() if any(one.row.end is None for tasks in by_array.values() for one in tasks) else {}
+    return [
+        summary_lines(tasks, queued.get(array, Queued()))
+        for array, tasks in by_array.items()
+        if len(tasks) > 1 or array in queued
+    ]
+
+
+def _queued() -> Dict[int, Queued]:
+    """What Slurm has of arrays now; nothing where it does not answer."""
+    from slurm_gpumem.errors import SlurmError
+    from slurm_gpumem.report.arrays import queued_arrays
+    from slurm_gpumem.slurm.client import COMMANDS
+
+    try:
+        return queued_arrays(COMMANDS)
+    except SlurmError:
+        return {}  # Records say the rest.
 
 
 def _say_of_missing(names: List[str], *, everybody: bool) -> None:

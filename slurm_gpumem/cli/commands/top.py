@@ -99,6 +99,7 @@ def _look(args: argparse.Namespace, *, live: bool) -> Look:
         height=size.lines if live else None,
         unicode=speaks_unicode(),
         colours=palette(args.color),
+        each_task=args.array,
     )
 
 
@@ -113,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--once", action="store_true", help="print it once (as in a pipe)")
     parser.add_argument("--json", action="store_true", help="once, for programs")
     parser.add_argument("--me", action="store_true", help="your own jobs, also as root or SlurmUser")
+    parser.add_argument("--array", action="store_true", help="every task of an array on a line of its own")
     parser.add_argument("--no-steps", action="store_true", help="start no step in your jobs")
     parser.add_argument(
         "-i",

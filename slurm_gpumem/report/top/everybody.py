@@ -25,7 +25,8 @@ from slurm_gpumem.formats.job_record import (
 from slurm_gpumem.formats.live import Live, read_live
 from slurm_gpumem.formats.mig_profiles import profile_name
 from slurm_gpumem.node.jobs import RunFolder, get
-from slurm_gpumem.report.top.own import TopGpu, TopJob, View, accepted, once, queued_row
+from slurm_gpumem.report.top.arrays import Arrays
+from slurm_gpumem.report.top.own import TopGpu, TopJob, View, accepted, once, queued_row, tasks_of
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import parse_gres, units_per_gpu
 from slurm_gpumem.slurm.state.nodes import ask_nodes
@@ -58,6 +59,7 @@ class Everybody:
     def __init__(self, config: AccountingConfig, commands: Commands) -> None:
         self._config = config
         self._commands = commands
+        self._arrays = Arrays(config, commands)
         self._jobs: List[RunningJob] = []
         self._asked = float("-inf")
         self._places: Dict[Tuple[int, int], List[Placement]] = {}
@@ -88,7 +90,9 @@ class Everybody:
                 f"{len(unseen - waits)} of {count(len(rows), 'job')} not measured: no hooks there, or their "
                 "records are not where this host can read them"
             )
-        return View(now, True, tuple(rows), self._gpu_rows(), tuple(notes))
+        arrays, note = self._arrays.look(tasks_of(self._jobs))
+        notes += [note] if note else []
+        return View(now, True, tuple(rows), self._gpu_rows(), tuple(notes), arrays)
 
     def waits(self) -> bool:
         """Nothing comes later."""

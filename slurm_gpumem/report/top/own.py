@@ -14,6 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.config.node import NodeConfig, nodes_are_here, run_dir
 from slurm_gpumem.formats.live import OwnJob, OwnLive, own_live_from, read_own_live
 from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.report.top.arrays import Arrays, TopArray
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.state.running import FileOnNode, RunningJob, running_gpu_jobs
@@ -50,6 +51,12 @@ class TopJob(NamedTuple):
     """Unix time of the measurement; None where there is none."""
     profile: str = ""
     """Of its MIG instance; "" on a whole GPU or a share."""
+
+    @property
+    def array(self) -> Optional[int]:
+        """The array that it is a task of."""
+        array, _, task = self.shown.partition("_")
+        return int(array) if task and array.isdigit() else None
 
 
 def once(rows: Sequence[TopJob]) -> Tuple[TopJob, ...]:
@@ -97,6 +104,18 @@ class View(NamedTuple):
     """All GPUs of the cluster; only for admins."""
     notes: Tuple[str, ...] = ()
     """What is missing and why, or how it was had."""
+    arrays: Tuple[TopArray, ...] = ()
+    """Of which tasks are among the jobs."""
+
+
+def tasks_of(jobs: Sequence[RunningJob]) -> Dict[int, List[str]]:
+    """The running tasks of arrays, by the array's number."""
+    found: Dict[int, List[str]] = {}
+    for job in jobs:
+        array, _, task = job.shown.partition("_")
+        if task and array.isdigit():
+            found.setdefault(int(array), []).append(job.shown)
+    return found
 
 
 _QUEUE_EVERY_S = 10.0
@@ -114,6 +133,7 @@ class OwnJobs:
         self._every_s = every_s
         self._with_steps = steps
         self._steps: Dict[str, FileOnNode] = {}
+        self._arrays = Arrays(None, commands)
         self._jobs: List[RunningJob] = []
         self._asked = float("-inf")
         self._here = {os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
@@ -136,7 +156,8 @@ class OwnJobs:
             live, note = self._live(node, jobs[0].job_id, now)
             notes += [note] if note else []
             rows += [self._row(job, node, live, since) for job in jobs]
-        return View(now, False, once(rows), notes=tuple(notes))
+        arrays, note = self._arrays.look(tasks_of(self._jobs))
+        return View(now, False, once(rows), notes=(*notes, *([note] if note else [])), arrays=arrays)
 
     def waits(self) -> bool:
         """Whether a step has been started and has not answered yet."""

@@ -8,7 +8,7 @@ pose as another field.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.client import SlurmClient
@@ -33,6 +33,17 @@ def array_tasks(text: str) -> Tuple[int, ...]:
             raise UsageError(f"--array={text}: {part!r} is not a range of tasks")
         found += range(first, last + 1, step)
     return tuple(sorted(set(found)))
+
+
+def tasks_text(tasks: Iterable[int]) -> str:
+    """ "0-3,5" of 0, 1, 2, 3 and 5."""
+    spans: List[List[int]] = []
+    for number in sorted(set(tasks)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 # Slurm's names for a job's states, as squeue and sacct print them.

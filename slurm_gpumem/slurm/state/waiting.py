@@ -8,7 +8,7 @@ from typing import List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.client import SlurmClient
-from slurm_gpumem.slurm.state.queue import TIMEOUT_S, array_tasks
+from slurm_gpumem.slurm.state.queue import TIMEOUT_S, array_tasks, tasks_text
 
 _COLUMNS = (
     ("ArrayJobID", 16), ("NumCPUs", 16), ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
@@ -33,8 +33,8 @@ class WaitingTasks(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As scontrol takes them all."""
-        return f"{self.array}_[{self.tasks}]"
+        """As scontrol takes them all: it knows no steps ("0-8:2")."""
+        return f"{self.array}_[{tasks_text(array_tasks(self.tasks))}]"
 
     @property
     def first(self) -> str:

@@ -201,6 +201,14 @@ def test_tasks_of_an_array_stand_in_order_and_each_on_its_own_gpu(site: Site) ->
         assert [job["shown"] for job in tasks()] == [f"{array}_{task}" for task in (1, 2, 3)]
         assert [len(job["gpus"]) for job in tasks()] == [1, 1, 1]
         assert sum(held["shares"] for gpu in table["gpus"] for held in gpu["held"]) == 36 + 3 * 2
+        assert [one["array"] for one in table["arrays"]] == [int(array)]
+        assert f"\n{array}_2 " in site.top("--array", user=None)
+        more = submit(
+            site.cluster, "--gres=shard:2", "-J", "more", "--array=1-9%2", command=command, output="/dev/null"
+        )
+        until(lambda: "  2 RUNNING, 7 PENDING\n" in site.top(user=None))
+        assert f"\n{more}_" not in site.top(user=None)
+        site.cluster.run(["scancel", more])
     finally:
         site.cluster.run(["scancel", array])
         until(lambda: not tasks())
