@@ -52,7 +52,7 @@ def resize(client: SlurmClient, key: str, run: Optional[MeasuredRun]) -> List[st
 
     SlurmError, after the others, when an array keeps its limit.
     """
-    slurm, lines, failed = Controller(client), [], []
+    lines, failed = [], []
     for tasks in waiting_tasks(client):
         record = parse_record(tasks.comment)
         if record is None or record.hold is None or record.fingerprint != key:
@@ -62,7 +62,7 @@ def resize(client: SlurmClient, key: str, run: Optional[MeasuredRun]) -> List[st
             held = record.hold != ONE == at_once(client, tasks.array)
             if waits or held:
                 change = _change(tasks, record, run) if run is not None and waits else Change({})
-                lines.append(_carried_out(slurm, tasks, record, change, run, held=held))
+                lines.append(_carried_out(client, tasks, record, change, run, held=held))
         except SlurmError as error:
             failed.append(f"array {tasks.array}: {error}")
     if failed:
@@ -71,7 +71,7 @@ def resize(client: SlurmClient, key: str, run: Optional[MeasuredRun]) -> List[st
 
 
 def _carried_out(
-    slurm: Controller,
+    client: SlurmClient,
     tasks: WaitingTasks,
     record: CommentRecord,
     change: Change,
@@ -79,7 +79,7 @@ def _carried_out(
     *,
     held: bool,
 ) -> str:
-    refused = ""
+    refused, slurm = "", Controller(client)
     if change.fields:
         try:
             slurm.update(tasks.name, **change.fields)
@@ -90,8 +90,7 @@ def _carried_out(
         except SlurmError as error:
             refused = str(error)
     if held:
-        # Whatever came of it: nobody waits for ever. By the array's number, Slurm refuses it for ended tasks.
-        slurm.update(tasks.name, ArrayTaskThrottle=str(record.hold))
+        _let_go(client, tasks.array, record)  # whatever came of it: nobody waits for ever
     if refused or not change.shards or run is None:
         instead = "keep their shares" if record.shards else "start on whole GPUs"
         return f"array {tasks.array}: its tasks {instead}{refused and ': '}{refused}"
@@ -99,6 +98,16 @@ def _carried_out(
         f"array {tasks.array}: {format_mib(run.peak_mib)} measured, {tasks.how_many} tasks at "
         f"{change.shards} shards, {change.on_each} on each GPU"
     )
+
+
+def _let_go(client: SlurmClient, array: int, record: CommentRecord) -> None:
+    try:
+        # Newer versions take it for the array only.
+        Controller(client).update(str(array), ArrayTaskThrottle=str(record.hold))
+    except SlurmError:
+        # 22.05 complains of tasks that have ended, and changes the others.
+        if at_once(client, array) == ONE:
+            raise
 
 
 def _change(tasks: WaitingTasks, record: CommentRecord, run: MeasuredRun) -> Change:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import compileall
 import signal
 import subprocess
 import time
@@ -134,7 +133,10 @@ class SweepSite:
             f"{python} -I -m slurm_gpumem.cli.cli_filter\n"
         )
         # Who submits cannot write there, and the filter has three seconds.
-        compileall.compile_dir(str(site.root / "python" / "packages"), quiet=2)
+        enter = self.cluster.layout.library / "enter-slurm-root"
+        command = [*([str(enter)] if enter.exists() else []), str(python)]
+        packages = str(site.root / "python" / "packages")
+        subprocess.run([*command, "-m", "compileall", "-q", packages], env=self.cluster.env, check=True)
         path = self.cluster.layout.site_config
         path.unlink()
         path.symlink_to(site.root / "gpumem.toml")
@@ -192,7 +194,7 @@ class SweepSite:
         given = [array] if array else []
         argv = [*words, "--parsable", "--open-mode=append", out, *given, *options, str(script)]
         variables = {"GPUMEM_REMEMBERED": str(folder / "remembered.json"), **(env or {})}
-        while True:
+        for _ in range(5):
             done = self.cluster.run(argv, user=user, cwd=Path("/"), env=variables)
             assert done.returncode == 0, done.stderr
             job = done.stdout.strip()

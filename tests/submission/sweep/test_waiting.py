@@ -57,14 +57,24 @@ def test_a_task_that_asks_for_something_else_is_not_changed_with_the_others() ->
 
 def test_an_array_that_refuses_does_not_keep_the_others_back() -> None:
     def refuse(argv: Sequence[str]) -> str:
-        if "JobId=1_[1-7]" in argv:
+        if "JobId=1" in argv:
             raise SlurmError("Access denied")
         return ""
 
     slurm = asked(row(1, "1-7", FRESH), row(2, "1-7", FRESH), update=refuse)
     with pytest.raises(SlurmError, match="array 2: its tasks start on whole GPUs; array 1: Access denied"):
         resize(slurm, KEY, None)
-    assert updates(slurm) == [[f"JobId={array}_[1-7]", "ArrayTaskThrottle=4"] for array in (1, 2)]
+    assert updates(slurm) == [[f"JobId={array}", "ArrayTaskThrottle=4"] for array in (1, 2)]
+
+
+def test_a_limit_that_was_changed_in_spite_of_an_error_is_changed() -> None:
+    shown = iter(["ArrayTaskThrottle=1 JobName=x", "ArrayTaskThrottle=4 JobName=x"])
+    answers: Dict[str, Answer] = {
+        "squeue -O": row(7, "1-7", FRESH),
+        "scontrol show": lambda _: next(shown),
+        "scontrol update": SlurmError("7_0: Job has already finished 7_1-7: No error"),
+    }
+    assert resize(FakeSlurm(answers), KEY, None) == ["array 7: its tasks start on whole GPUs"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,7 @@ def test_an_array_that_waited_long_enough_gets_its_own_limit_back(
 ) -> None:
     slurm = asked(row(7, "1-7", comment), throttle=throttle)
     resize(slurm, KEY, None)
-    assert updates(slurm) == ([["JobId=7_[1-7]", "ArrayTaskThrottle=4"]] if changed else [])
+    assert updates(slurm) == ([["JobId=7", "ArrayTaskThrottle=4"]] if changed else [])
 
 
 def test_a_refused_change_lets_the_tasks_go_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +111,7 @@ def test_a_refused_change_lets_the_tasks_go_nevertheless(monkeypatch: pytest.Mon
     assert resize(slurm, KEY, MeasuredRun("a100", 5000)) == [
         "array 7: its tasks start on whole GPUs: Invalid gres"
     ]
-    assert updates(slurm)[-1] == ["JobId=7_[1-7]", "ArrayTaskThrottle=4"]
+    assert updates(slurm)[-1] == ["JobId=7", "ArrayTaskThrottle=4"]
 
 
 RETRY = Decision(0, 1.0, True, "more", "oom", "shard:12", 12, 6)
@@ -125,7 +135,8 @@ def test_out_of_memory_raises_only_shares_that_were_measured(
     name: str, decision: Decision, rows: List[str], changed: Dict[str, str]
 ) -> None:
     slurm = asked(*rows)
-    raise_waiting(slurm, Controller(slurm), _job(name), decision)
+    said = raise_waiting(slurm, Controller(slurm), _job(name), decision)
+    assert said == ("array 7: 7 waiting tasks ask for 12 shards, too" if changed else None)
     assert {words[0][len("JobId=") :]: words[1] for words in updates(slurm)} == changed
 
 
