@@ -71,7 +71,7 @@ class Sweep:
         name = self.job if task is None else f"{self.job}_{task}"
         text = self.desk.cluster.run(["scontrol", "-o", "show", "job", name]).stdout
         rows = [dict(word.split("=", 1) for word in row.split() if "=" in word) for row in text.splitlines()]
-        waiting = [row for row in rows if row["JobState"] == "PENDING"]
+        waiting = [row for row in rows if row.get("JobState") == "PENDING"]
         return (waiting or rows or [{}])[0]
 
     def gres(self, task: Optional[int] = None) -> str:
