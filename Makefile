@@ -8,6 +8,7 @@
 # make test-slurm-versions   run the Slurm tests on newer Slurm versions in separate trees (as root)
 # make test-layouts   traces on every layout of file systems that this machine can have (as root, up to an hour)
 # make test-recovery   the long forms of the recovery tests (as root)
+# make test-sweep      a hundred tasks of an array while daemons are killed (as root)
 # make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
 # make bench   tests with a bound on time; start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-slurmctld   cost of the samplers' questions for slurmctld with 20,000 jobs in the queue (minutes)
@@ -59,7 +60,7 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-filter bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions deb dist docs release root-code rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-filter bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions test-sweep deb dist docs release root-code rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -192,6 +193,10 @@ test-layouts: setup-test
 # Kills the hook at every step and runs a hundred jobs at once: too slow for every day.
 test-recovery: setup-test
 	GPUMEM_TEST_LONG=1 $(PYTEST) tests/recovery
+
+# A hundred tasks while sampler, controller and first task are killed: twelve rows, two minutes each.
+test-sweep: setup-test
+	GPUMEM_TEST_LONG=1 $(PYTEST) -s tests/submission/sweep/test_hundred.py
 
 # A million job records: minutes, and 4 GB of disk.
 bench-accounting: setup-test

@@ -27,10 +27,9 @@ def raise_waiting(client: SlurmClient, slurm: Controller, job: Job, decision: De
         record = parse_record(tasks.comment) if tasks.array == int(array) else None
         if record is not None and _lacks(record, decision.shards):
             try:
-                _ask_for(slurm, tasks, record._replace(shards=decision.shards))
+                done += _ask_for(slurm, tasks, record._replace(shards=decision.shards))
             except SlurmError as error:
                 return f"array {array}: its waiting tasks keep their shares: {error}"
-            done += tasks.how_many
     return f"array {array}: {done} waiting tasks ask for {decision.shards} shards, too" if done else None
 
 
@@ -38,10 +37,11 @@ def _lacks(record: CommentRecord, shards: int) -> bool:
     return record.hold is not None and 0 < (record.shards or 0) < shards
 
 
-def _ask_for(slurm: Controller, tasks: WaitingTasks, record: CommentRecord) -> None:
+def _ask_for(slurm: Controller, tasks: WaitingTasks, record: CommentRecord) -> int:
     held = held_by(tasks.request)
-    if held is None or held.gres == "gpu":
-        return  # changed meanwhile, and not by us
-    fields = {"Gres": replaced(tasks.request, gres_word(held.gres, held.gpu_type, record.shards or 0))}
     comment = append_record(own_words(tasks.comment) or None, format_record(record))
-    slurm.update(tasks.name, **fields, **({"Comment": comment} if comment else {}))
+    if held is None or held.gres == "gpu" or comment is None:
+        return 0  # changed meanwhile, and not by us
+    gres = replaced(tasks.request, gres_word(held.gres, held.gpu_type, record.shards or 0))
+    slurm.update(tasks.name, Gres=gres, Comment=comment)
+    return tasks.how_many

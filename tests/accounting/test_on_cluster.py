@@ -55,7 +55,7 @@ def test_a_job_that_ran_three_times_is_remembered_and_reported_with_slurms_own_w
     depth = json.loads(call("gpumem", "report", "-j", str(rows[0]["job_id"]), "--json").stdout)["jobs"][0]
     curve = depth["runs"][0]["gpus"][0]["curve"]
     assert max(value for value in curve["memory_mib"] if value is not None) == 2000
-    assert "memory alone takes 2 of its 20 shards" in depth["advice"]
+    assert "memory alone takes 2 of its 29 shards" in depth["advice"]
     said = call("gpusbatch", "--dry-run", *words)
     assert "peak 2.0 GiB," in said.stderr
     assert "\n        remembered: 3 runs on a100 took 2.0 GiB" in said.stderr

@@ -7,7 +7,6 @@ from typing import Dict, List
 import pytest
 
 from slurm_gpumem.report.arrays import Queued, queued_arrays
-from slurm_gpumem.slurm.state.waiting import waiting_tasks
 from tests.support.fake_slurm import FakeSlurm
 
 HELD, SHARED = "gpumem/1:shards=0,fp=s0123,hold=0,host=cpus", "gpumem/1:est=9000,shards=10,fp=s0123,hold=0"
@@ -35,13 +34,3 @@ def test_pending_tasks_are_counted_and_whole_gpus_of_unknown_ones_named(
     rows: List[str], found: Dict[int, Queued]
 ) -> None:
     assert queued_arrays(FakeSlurm({"squeue -t PENDING,RUNNING": "\n".join(rows)})) == found
-
-
-@pytest.mark.parametrize(
-    ("tasks", "name"),
-    [("1-9", "7_[1-9]"), ("8-29:7", "7_[8,15,22,29]"), ("0-2,4,9-10", "7_[0-2,4,9-10]"), ("5", "7_[5]")],
-)
-def test_waiting_tasks_are_named_as_scontrol_takes_them(tasks: str, name: str) -> None:
-    row = f"{'7':16}{'1':16}{'gpu':400}{'gres:gpu:1':400}{HELD:1100}7_[{tasks}%1]"
-    [found] = waiting_tasks(FakeSlurm({"squeue": row}), uid=1)
-    assert (found.name, found.at_once) == (name, 1)

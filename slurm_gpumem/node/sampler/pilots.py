@@ -10,7 +10,6 @@ import os
 import pwd
 import subprocess
 import sys
-import time
 from math import ceil
 from typing import IO, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
@@ -25,7 +24,8 @@ _GROWN = 1.01
 _STEADY_PARTS = 1.0
 """How long a peak must not grow, in parts of the time that it took to reach it (python -m lab.pilots); what
 grows later, as evaluations do, is seen while the first task runs on, ahead of the others."""
-_TRIES, _PAUSE_S, _LIMIT_S = 3, 10.0, 60.0
+_TRIES, _PAUSE_S, _LIMIT_S = 9, 10.0, 60.0
+"""Each pause is twice the one before: a controller may be away for an hour."""
 _MOST_BYTES = 4096
 _WELL = ("COMPLETED", "TIMEOUT")
 Run = Tuple[int, int]
@@ -104,9 +104,13 @@ class Pilots:
         self._work(now)
 
     def ended(self, record: JobRecord, now: float) -> None:
-        """How Slurm says that a run ended: one that came to its end has shown what it takes."""
+        """How Slurm says that a run ended: one that came to its end has shown what it takes.
+
+        One that took no GPU memory, too: the others start on whole GPUs, rather than one by one.
+        """
         peak_mib = record.measured.peak_mib or 0.0
-        if is_pilot(record.claimed) and record.state in _WELL and peak_mib > _told_mib(record.claimed):
+        told = _told_mib(record.claimed)
+        if is_pilot(record.claimed) and record.state in _WELL and (peak_mib > told or not told):
             self._order(_order_of(record.uid, record.claimed, record.measured), now)
 
     @property
@@ -120,7 +124,7 @@ class Pilots:
             self._started.said.close()
 
     def _waited_enough(self, job: NodeJob) -> bool:
-        return time.time() - job.started > self._config.pilot_wait
+        return job.now() - job.started > self._config.pilot_wait
 
     def _is_steady(self, run: Run, peak_mib: float, now: float) -> bool:
         if not peak_mib:
@@ -132,10 +136,13 @@ class Pilots:
         calm = max(self._config.pilot_steady_s, _STEADY_PARTS * (before.last - before.first))
         return now - before.last >= calm
 
-    def _order(self, order: Order, now: float) -> None:
-        """The latest measurement of a script counts."""
-        self._orders = [one for one in self._orders if one[0][:2] != order[:2]]
-        self._orders.append((order, now, 0))
+    def _order(self, order: Order, now: float, tries: int = 0) -> None:
+        """The largest measurement of a script counts, and is tried when the first of them is due."""
+        same = [one for one in self._orders if one[0][:2] == order[:2]]
+        self._orders = [one for one in self._orders if one not in same]
+        same.append((order, now, tries))
+        most = max(same, key=lambda one: int(one[0].peak) if one[0].peak.isdigit() else 0)
+        self._orders.append((most[0], min(one[1] for one in same), min(one[2] for one in same)))
 
     def _work(self, now: float) -> None:
         if self._started is not None:
@@ -161,7 +168,7 @@ class Pilots:
 
     def _again(self, order: Order, now: float, tries: int) -> None:
         if tries + 1 < _TRIES:
-            self._orders.append((order, now + _PAUSE_S, tries + 1))
+            self._order(order, now + _PAUSE_S * 2**tries, tries + 1)
         else:
             self._log(f"user {order.uid}: tasks that wait for a measurement were not changed")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.comment import CommentRecord, append_record
 from slurm_gpumem.slurm.state.queue import array_tasks
 from slurm_gpumem.slurm.submit.sbatch import SBATCH
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus
@@ -20,6 +20,8 @@ from slurm_gpumem.submission.share.request import whole_gpu
 from slurm_gpumem.submission.submission import Submission
 
 ONE_FIRST = "one task is measured first, the others then share by what it took"
+_ROOM = 300
+"""Bytes that our record takes up in a comment in the end, with what recovery notes there."""
 CPUS, MEMORY = "cpus", "mem"
 """What of the host a task has not asked for itself, and so gets in proportion to its share."""
 
@@ -31,6 +33,9 @@ def with_pilot(plan: Plan, candidates: CandidateGpus, needs: Needs) -> Plan:
     kinds = [kind for kind in candidates.kinds if kind.units]
     if at_once is None or not kinds or asked.config.sharing.gres != "shard" or asked.observed:
         return plan
+    written = asked.options.get("comment") or ""
+    if append_record(written, "-" * _ROOM) is None or "\n" in written:
+        return plan  # without the record nobody would let the others go
     if not candidates.gpu_keeps_off_shards and len({(kind.gpu_type, kind.units) for kind in kinds}) > 1:
         return plan  # Slurm before 23.02.6 changes neither gpu:1 to shards nor one type to another
     request = whole_gpu(

@@ -16,10 +16,10 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import load_recovery_config
 from slurm_gpumem.errors import GpumemError, SlurmError
 from slurm_gpumem.formats.comment import CommentRecord, append_record, format_record, own_words, parse_record
-from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.client import Commands, SlurmClient
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.state.controller import Controller
-from slurm_gpumem.slurm.state.waiting import WaitingTasks, waiting_tasks
+from slurm_gpumem.slurm.state.waiting import WaitingTasks, at_once, waiting_tasks
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.submit.sbatch_options import CommandLine, Option
 from slurm_gpumem.submission.candidate_gpus import find_candidates
@@ -47,46 +47,67 @@ class Change(NamedTuple):
     """How many of them fit on one GPU."""
 
 
-def resize(
-    slurm: Controller, waiting: Sequence[WaitingTasks], key: str, run: Optional[MeasuredRun]
-) -> List[str]:
-    """Change and release the tasks that wait for the run of this script; a line on each array."""
-    lines = []
-    for tasks in waiting:
+def resize(client: SlurmClient, key: str, run: Optional[MeasuredRun]) -> List[str]:
+    """Change and release the tasks that wait for the run of this script; a line on each array.
+
+    SlurmError, after the others, when an array keeps its limit.
+    """
+    lines, failed = [], []
+    for tasks in waiting_tasks(client):
         record = parse_record(tasks.comment)
         if record is None or record.hold is None or record.fingerprint != key:
             continue
         waits = not record.shards or (run is not None and run.peak_mib > (record.estimate_mib or 0))
-        if waits or tasks.at_once == ONE != record.hold:
-            change = _change(tasks, record, run) if run is not None and waits else Change({})
-            lines.append(_carried_out(slurm, tasks, record, change, run))
+        try:
+            held = record.hold != ONE == at_once(client, tasks.array)
+            if waits or held:
+                change = _change(tasks, record, run) if run is not None and waits else Change({})
+                lines.append(_carried_out(client, tasks, record, change, run, held=held))
+        except SlurmError as error:
+            failed.append(f"array {tasks.array}: {error}")
+    if failed:
+        raise SlurmError("; ".join([*lines, *failed]))
     return lines
 
 
 def _carried_out(
-    slurm: Controller, tasks: WaitingTasks, record: CommentRecord, change: Change, run: Optional[MeasuredRun]
+    client: SlurmClient,
+    tasks: WaitingTasks,
+    record: CommentRecord,
+    change: Change,
+    run: Optional[MeasuredRun],
+    *,
+    held: bool,
 ) -> str:
-    refused = ""
+    refused, slurm = "", Controller(client)
     if change.fields:
         try:
             slurm.update(tasks.name, **change.fields)
-            now = slurm.job(tasks.first)
+            now = slurm.job(tasks.last)
             wanted = held_by(change.fields["Gres"])
             if now is not None and held_by(now.request) != wanted:
                 refused = f"Slurm shows {now.request} after a change to {change.fields['Gres']}"
         except SlurmError as error:
             refused = str(error)
-    if tasks.at_once == ONE != record.hold:
-        # Whatever came of it: nobody waits for ever. The limit is the array's own and so is changed there.
-        slurm.update(str(tasks.array), ArrayTaskThrottle=str(record.hold))
-    if refused:
-        return f"array {tasks.array}: its tasks start on whole GPUs: {refused}"
-    if not change.shards or run is None:
-        return f"array {tasks.array}: its tasks start on whole GPUs"
+    if held:
+        _let_go(client, tasks.array, record)  # whatever came of it: nobody waits for ever
+    if refused or not change.shards or run is None:
+        instead = "keep their shares" if record.shards else "start on whole GPUs"
+        return f"array {tasks.array}: its tasks {instead}{refused and ': '}{refused}"
     return (
         f"array {tasks.array}: {format_mib(run.peak_mib)} measured, {tasks.how_many} tasks at "
         f"{change.shards} shards, {change.on_each} on each GPU"
     )
+
+
+def _let_go(client: SlurmClient, array: int, record: CommentRecord) -> None:
+    try:
+        # Newer versions take it for the array only.
+        Controller(client).update(str(array), ArrayTaskThrottle=str(record.hold))
+    except SlurmError:
+        # 22.05 complains of tasks that have ended, and changes the others.
+        if at_once(client, array) == ONE:
+            raise
 
 
 def _change(tasks: WaitingTasks, record: CommentRecord, run: MeasuredRun) -> Change:
@@ -98,6 +119,8 @@ def _change(tasks: WaitingTasks, record: CommentRecord, run: MeasuredRun) -> Cha
     held = held_by(tasks.request)
     if plan is None or request is None or not plan.shared or request.whole_gpu or held is None:
         return Change({})
+    if request.units < (record.shards or 0):
+        return Change({})  # a task that ran out of memory has raised them
     fields = {"Gres": replaced(tasks.request, request.gres)}
     own = record.host.split("+")
     if CPUS in own and plan.host.cpus:
@@ -112,8 +135,9 @@ def _change(tasks: WaitingTasks, record: CommentRecord, run: MeasuredRun) -> Cha
         host=record.host,
     )
     comment = append_record(own_words(tasks.comment) or None, format_record(new))
-    if comment is not None:
-        fields["Comment"] = comment
+    if comment is None:
+        return Change({})  # what hooks read there would not be true any more
+    fields["Comment"] = comment
     return Change(fields, request.units, request.per_gpu // request.units)
 
 
@@ -165,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
     config = load_recovery_config(site_config_path())
     client = Commands(config.slurm_env, config.slurm_bin)
     try:
-        for line in resize(Controller(client), waiting_tasks(client), key, run):
+        for line in resize(client, key, run):
             print(line)
     except GpumemError as error:
         print(f"tasks that wait for a measurement stay as they are: {error}")
