@@ -79,9 +79,10 @@ def test_a_decision_follows_the_variables_that_the_script_exports(site: Job) -> 
 
 @pytest.mark.slurm
 def test_a_decision_is_the_estimate_the_request_and_the_command(site: Job) -> None:
-    decision = decide("job.sh", model=RESNET, batch_size=128, sbatch={"time": "0:10:00", "hold": True})
-    guess = estimate(RESNET, batch_size=128, gpu="a100-40gb")
-    memory, shards = ceil_div(guess.request_mib, 1024), 20  # half a GPU is the most that activity asks for
+    job = {"model": RESNET, "batch_size": 128, "precision": "amp-bf16"}
+    decision = decide("job.sh", **job, sbatch={"time": "0:10:00", "hold": True})
+    guess = estimate(RESNET, batch_size=128, precision="amp-bf16", gpu="a100-40gb")
+    memory, shards = ceil_div(guess.request_mib, 1024), 37  # by its activity
     assert (decision.peak_mib, decision.request_mib) == (guess.peak_mib, guess.request_mib)
     assert (decision.gres, decision.shards, decision.shards_per_gpu) == (f"shard:{shards}", shards, 40)
     assert decision.reason == f"{shards} of 40 shards on an a100"
