@@ -5,7 +5,7 @@ set -eu
 python=${1:?usage: site.sh PYTHON OUT} out=$(realpath -m "${2:?usage: site.sh PYTHON OUT}") here=$(dirname "$0")
 # One folder, with the same paths as in the sources, so that links work here and on a forge.
 SITE_SOURCE=$(mktemp -d) && trap 'rm -rf "$SITE_SOURCE"' EXIT
-find README.md CHANGELOG.md docs models lab/data lab/docs \( -name '*.md' -o -name '*.svg' -o -name '*.png' -o -name '*.toml' \
+find README.md CHANGELOG.md SECURITY.md docs models lab/data lab/docs \( -name '*.md' -o -name '*.svg' -o -name '*.png' -o -name '*.toml' \
     -o -path 'docs/examples/*' -o -path '*docs/*.json' -o -path '*docs/*.jsonl' \) -type f |
     while read -r file; do install -D -m 644 "$file" "$SITE_SOURCE/$file"; done
 install -m 644 "$here/site.css" "$here/site_worker.js" "$here/site_versions.js" "$SITE_SOURCE/"

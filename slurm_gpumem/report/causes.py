@@ -139,7 +139,7 @@ _ROWS: Tuple[Tuple[Callable[[_Job], bool], _Words, _Words], ...] = (
         lambda job: "sbatch --time=TIME SCRIPT, or in slots (gpumem docs slots)",
     ),
     (
-        lambda job: job.state in ("NODE_FAIL", "BOOT_FAIL"),
+        lambda job: job.state.endswith("_FAIL"),
         lambda job: f"Its node {job.last.node} failed.",
         lambda job: _AGAIN,
     ),

@@ -130,7 +130,7 @@ def test_a_script_without_a_model_is_measured_and_shares_a_gpu_the_next_time(sit
     until(lambda: live_peaks(cluster.layout.nodes / "n1" / "live.json").get(job) == 9000.0)
     (folder / "go").touch()
     assert wait_for_job(cluster, job, timeout_s=120)["JobState"] == "COMPLETED"
-    demo.report(cluster, [job])
+    demo.wait_for_records(cluster, [job], tasks=0)
     again = cluster.run([GPUSBATCH, "--dry-run", "job.sh", "one"], env=env, cwd=folder)
     assert "remembered: 1 run on a100 took 8.8 GiB" in again.stderr, again.stderr
     assert "--gres=shard:11 " in again.stdout

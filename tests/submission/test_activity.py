@@ -22,7 +22,7 @@ def test_a_higher_limit_that_changes_nothing_is_said_to_do_so() -> None:
     for own in (3.0, 10.0):
         (found,), (warning,) = weigh_activity([busy], own, ["gpu"], policy)
         assert found is not None
-        assert found.share == 0.5
+        assert found.share == 0.9
         assert warning.startswith(f"max-slowdown {own:g} asks for no less than the site's 2")
     assert weigh_activity([busy], 1.5, ["gpu"], policy)[1] == []
     assert weigh_activity([busy], None, ["gpu"], policy)[1] == []

@@ -69,5 +69,5 @@ def idle_gpus_come_first(now: Snapshot) -> Iterator[Finding]:
             "node-order",
             f"partition {', '.join(uneven)}: LLN=NO",
             "shares fill one node before they go to the next: jobs slow each other down beside idle GPUs",
-            "LLN=YES on the partition, or a max_slowdown of at most 1.5 (gpumem docs placement)",
+            "LLN=YES on the partition, or a max_slowdown of at most 2 (gpumem docs placement)",
         )

@@ -79,7 +79,7 @@ def level_notes(partitions: Sequence[str]) -> List[str]:
     return [
         f"partition {name}: LLN=YES gives a job the node with the most idle CPUs, so that none shares a GPU "
         "while another is idle. Leave it out where jobs need several whole nodes, and lower max_slowdown to "
-        "1.5 (gpumem docs placement)"
+        "2 (gpumem docs placement)"
         for name in partitions
     ]
 
