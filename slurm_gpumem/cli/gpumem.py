@@ -101,6 +101,9 @@ def _dispatch(args: List[str]) -> int:
 
         print(f"gpumem {args[0]} {__version__}")
         return 0
+    if args[0] == "report" and "--brief" in args:
+        brief: int = importlib.import_module("slurm_gpumem.report.brief").main(args[1:])
+        return brief
     module = importlib.import_module(COMMANDS[args[0]][0])
     code: int = module.main(args[1:])
     return code

@@ -326,7 +326,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gpumem report",
         description=__doc__,
-        epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-2hours; also 7d and -7days.",
+        epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-2hours; also 7d and -7days. "
+        "For a login message: gpumem report --me --brief.",
     )
     which = parser.add_argument_group("which jobs")
     which.add_argument("job", nargs="*", metavar="JOB", help="the same as -j JOB")
