@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
@@ -135,6 +136,15 @@ def write_site_config(root: Path, config: NodeConfig) -> None:
     values = {key: str(getattr(config, key)) for key in words if getattr(config, key) is not None}
     text = site_toml({**values, **{key: getattr(config, key) for key in numbers}})
     (root / "gpumem.toml").write_text(text)
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits_for_a_daemon_after_a_test() -> Iterator[None]:
+    """Who is still asked to let a process go says so later, on the stderr of another test."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("ends of"):
+            thread.join(20)
 
 
 @pytest.fixture
