@@ -12,6 +12,7 @@ import subprocess
 from typing import NamedTuple, Optional
 
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.other_user import as_user
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.config_show import show_config
 
@@ -51,8 +52,6 @@ def send(client: SlurmClient, uid: int, words: JobWords, subject: str, body: str
         raise MailError(f"MailProg {program or '(none)'} is not on this node")
     if address is None:
         raise MailError(f"{words.mail_user or uid!r} is no mail address")
-    account = pwd.getpwuid(uid)
-    root = os.geteuid() == 0  # nobody else may become another user
     try:
         done = subprocess.run(
             [program, "-s", subject, address],
@@ -64,9 +63,7 @@ def send(client: SlurmClient, uid: int, words: JobWords, subject: str, body: str
             cwd="/",
             env={"PATH": _PATH, "HOME": "/", "LANG": "C.UTF-8"},
             start_new_session=True,
-            user=uid if root else None,
-            group=account.pw_gid if root else None,
-            extra_groups=os.getgrouplist(account.pw_name, account.pw_gid) if root else None,
+            **as_user(uid),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MailError(f"{program}: {error}") from None

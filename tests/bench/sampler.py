@@ -124,7 +124,7 @@ def uuid_of(number: int) -> str:
 def play(root: Path) -> int:
     """The sampler itself, in a process of its own, on the played driver."""
     from slurm_gpumem.node.nvml import Nvml
-    from slurm_gpumem.node.sampler import sampler
+    from slurm_gpumem.node.sampler import __main__ as sampler
     from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 
     driver = PlayedDriver(json.loads((root / "holders").read_text()))

@@ -33,8 +33,7 @@ import functools, sys, types
 from slurm_gpumem.node import hook, processes
 from slurm_gpumem.node.hooks import service
 from slurm_gpumem.node.mps import daemons, mps_limits
-from slurm_gpumem.node.mps import daemons
-from slurm_gpumem.node.sampler import sampler
+from slurm_gpumem.node.sampler import __main__ as sampler
 mps_limits._DAEMONS_READY_S = daemons._MOUNT_S = processes._SEARCH_S = 120.0
 hook._FAULTS_LOCK_S = hook._DROP_LOCK_S = hook._RECORDS_LOCK_S = 120.0
 mps_limits.MpsService = hook.MpsService = functools.partial(

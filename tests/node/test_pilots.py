@@ -116,6 +116,28 @@ def test_of_several_runs_that_end_at_once_the_largest_counts() -> None:
     assert not pilots.busy
 
 
+def test_who_stops_the_process_in_their_name_keeps_nobody_else_waiting() -> None:
+    class Stopped(Watched):
+        def _process(self, order: Order, said: IO[bytes]) -> subprocess.Popen[bytes]:
+            self.peaks.append(order.peak)
+            return subprocess.Popen(["sleep", "600"])
+
+    pilots = Stopped()
+    for uid, peak_mib in ((1, 5000), (2, 6000), (1, 7000)):
+        claim = FIRST._replace(fingerprint=f"s{peak_mib}")
+        pilots.ended(_record("COMPLETED", peak_mib, claim)._replace(uid=uid), 0.0)
+    pilots.look({}, {}, 1.0)
+    assert pilots.peaks == ["5000", "6000"]
+    started = [one.process for one in pilots._started.values()]
+    pilots.look({}, {}, 62.0)
+    assert [process.wait() for process in started] == [-9, -9]
+    pilots.look({}, {}, 63.0)
+    assert pilots.peaks == ["5000", "6000", "7000"]
+    pilots._started[1].process.kill()
+    pilots._started[1].process.wait()
+    pilots.close()
+
+
 def test_what_fails_is_tried_for_an_hour_and_given_up_in_words() -> None:
     pilots, tried = Watched(code=1), []
     pilots.ended(_record("COMPLETED", 5000, FIRST), 0.0)

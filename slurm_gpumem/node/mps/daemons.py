@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import select
 import shutil
@@ -19,12 +18,13 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
 from slurm_gpumem.node.processes import Process, ordinary_priority
+from slurm_gpumem.other_user import as_user
 
 # The folder of an MPS daemon on a GPU: its pipe and its log, on a small file system of its own.
 #
@@ -254,7 +254,7 @@ class MpsService:
                     stderr=subprocess.DEVNULL,
                     env=self._environment(uuid, uid),
                     cwd="/",
-                    **_as_user(uid),
+                    **as_user(uid),
                 )
         except OSError:
             return None
@@ -314,7 +314,7 @@ class MpsService:
                     start_new_session=True,
                     timeout=self.start_timeout_s,
                     check=False,
-                    **({} if _has_systemd() else _as_user(uid)),
+                    **({} if _has_systemd() else as_user(uid)),
                 )
         except (OSError, subprocess.TimeoutExpired) as error:
             self._clear(uuid, uid)
@@ -400,18 +400,6 @@ def _keep_for_root(pipe: Path) -> None:
 
 def _options(uid: int) -> List[str]:
     return [MULTI_USER] if uid == SHARED_UID else []
-
-
-def _as_user(uid: int) -> Dict[str, Any]:
-    """Popen's words for becoming the user, with all groups: a site may keep /dev/nvidia* for one of them."""
-    if os.geteuid() != 0:
-        return {}
-    try:
-        account = pwd.getpwuid(uid)
-    except KeyError:
-        return {"user": uid, "group": uid, "extra_groups": []}
-    groups = os.getgrouplist(account.pw_name, account.pw_gid)
-    return {"user": uid, "group": account.pw_gid, "extra_groups": groups}
 
 
 def _has_systemd() -> bool:

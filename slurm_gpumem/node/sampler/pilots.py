@@ -11,19 +11,17 @@ import pwd
 import subprocess
 import sys
 from math import ceil
-from typing import IO, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import IO, Callable, Dict, List, Mapping, NamedTuple, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import JobRecord, Measurement
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.sampler.usage import JobUsage
+from slurm_gpumem.other_user import as_user
 
 _GROWN = 1.01
 """A peak that grew by less has not grown: allocators move by a few MiB."""
-_STEADY_PARTS = 1.0
-"""How long a peak must not grow, in parts of the time that it took to reach it (python -m lab.pilots); what
-grows later, as evaluations do, is seen while the first task runs on, ahead of the others."""
 _TRIES, _PAUSE_S, _LIMIT_S = 9, 10.0, 60.0
 """Each pause is twice the one before: a controller may be away for an hour."""
 _MOST_BYTES = 4096
@@ -84,7 +82,8 @@ class Pilots:
         """Those whose array has waited for long enough."""
         self._orders: List[Tuple[Order, float, int]] = []
         """With when to start it, and how often that was tried."""
-        self._started: Optional[_Started] = None
+        self._started: Dict[int, _Started] = {}
+        """One for each user: who stops theirs keeps nobody else waiting."""
 
     def look(self, here: Mapping[int, NodeJob], usage: Mapping[int, JobUsage], now: float) -> None:
         """Whose memory is steady, who grew after that, and who has run for as long as others wait."""
@@ -120,8 +119,8 @@ class Pilots:
 
     def close(self) -> None:
         """What was started goes on by itself."""
-        if self._started is not None:
-            self._started.said.close()
+        for started in self._started.values():
+            started.said.close()
 
     def _waited_enough(self, job: NodeJob) -> bool:
         return job.now() - job.started > self._config.pilot_wait
@@ -133,8 +132,8 @@ class Pilots:
         if before is None or peak_mib > before.peak_mib * _GROWN:
             self._growth[run] = _Growth(before.first if before else now, now, peak_mib)
             return False
-        calm = max(self._config.pilot_steady_s, _STEADY_PARTS * (before.last - before.first))
-        return now - before.last >= calm
+        # What grows later, as evaluations do, is seen while the task runs on, ahead of the others.
+        return now - before.last >= max(self._config.pilot_steady_s, before.last - before.first)
 
     def _order(self, order: Order, now: float, tries: int = 0) -> None:
         """The largest measurement of a script counts, and is tried when the first of them is due."""
@@ -145,12 +144,12 @@ class Pilots:
         self._orders.append((most[0], min(one[1] for one in same), min(one[2] for one in same)))
 
     def _work(self, now: float) -> None:
-        if self._started is not None:
-            self._follow(self._started, now)
-        due = next((one for one in self._orders if one[1] <= now), None)
-        if due is not None and self._started is None:
-            self._orders.remove(due)
-            self._start(due[0], now, due[2])
+        for started in [*self._started.values()]:
+            self._follow(started, now)
+        for order, at, tries in [*self._orders]:
+            if at <= now and order.uid not in self._started:
+                self._orders.remove((order, at, tries))
+                self._start(order, now, tries)
 
     def _follow(self, started: _Started, now: float) -> None:
         code = started.process.poll()
@@ -162,7 +161,7 @@ class Pilots:
             started.said.seek(0)
             for line in started.said.read(_MOST_BYTES).decode(errors="replace").splitlines():
                 self._log(f"user {started.order.uid}: {line}")
-        self._started = None
+        del self._started[started.order.uid]
         if code:
             self._again(started.order, now, started.tries)
 
@@ -181,25 +180,22 @@ class Pilots:
             self._log(f"user {order.uid}: {error}")
             self._again(order, now, tries)
             return
-        self._started = _Started(order, process, said, now, tries)
+        self._started[order.uid] = _Started(order, process, said, now, tries)
 
     def _process(self, order: Order, said: IO[bytes]) -> subprocess.Popen[bytes]:
         user = pwd.getpwuid(order.uid)
         kept = {key: value for key, value in os.environ.items() if key.startswith(("SLURM_CONF", "GPUMEM_"))}
         path = os.environ.get("PATH") or os.defpath
         env = {**kept, **self._config.slurm_env, "PATH": path, "HOME": user.pw_dir, "USER": user.pw_name}
-        root = os.geteuid() == 0
         return subprocess.Popen(
             [sys.executable, "-I", "-m", "slurm_gpumem.submission.sweep.resize", *order.words],
-            user=user.pw_uid if root else None,
-            group=user.pw_gid if root else None,
-            extra_groups=[] if root else None,
             stdin=subprocess.DEVNULL,
             stdout=said.fileno(),
             stderr=subprocess.STDOUT,
             env=env,
             cwd="/",
             start_new_session=True,
+            **as_user(order.uid),
         )
 
 

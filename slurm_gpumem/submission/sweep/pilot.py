@@ -1,7 +1,7 @@
 """At submission: an array of which nothing is known starts with one task, on a whole GPU.
 
 Slurm itself holds the others back, by the array's own limit on tasks at once: what we have to remember stands
-in the job, a task that is cancelled or requeued passes its place to the next one, and nobody waits for ever.
+in the job, a task that is cancelled or requeued passes its place to the next one, and nobody waits forever.
 """
 
 from __future__ import annotations

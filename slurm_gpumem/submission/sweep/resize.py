@@ -90,7 +90,7 @@ def _carried_out(
         except SlurmError as error:
             refused = str(error)
     if held:
-        _let_go(client, tasks.array, record)  # whatever came of it: nobody waits for ever
+        _let_go(client, tasks.array, record)  # whatever came of it: nobody waits forever
     if refused or not change.shards or run is None:
         instead = "keep their shares" if record.shards else "start on whole GPUs"
         return f"array {tasks.array}: its tasks {instead}{refused and ': '}{refused}"

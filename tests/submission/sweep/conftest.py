@@ -101,7 +101,7 @@ class Sweep:
         )
 
     def over(self) -> None:
-        """All have ended; nobody waits for ever."""
+        """All have ended; nobody waits forever."""
         for name in ("mem", "end"):
             self.write(name)
         until(lambda: not self.states(), 300, but=self.how_it_is)

@@ -1,4 +1,4 @@
-"""What happens to an array while its tasks wait for the first one, on real daemons: nobody waits for ever."""
+"""What happens to an array while its tasks wait for the first one, on real daemons: nobody waits forever."""
 
 from __future__ import annotations
 
