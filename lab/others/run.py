@@ -42,7 +42,7 @@ LIMIT_SECONDS, LIMIT_BYTES = 600, 10 << 30
 """Seconds of a core, and of the clock ten times as many: others may use the machine."""
 TEXT = "text"
 """Ours, of a text; its answer is in the score, its seconds are here."""
-XMEM = "xmem"
+XMEM, XMEM_HAS = "xmem", "perf_estimator/estimator.py"
 Row = Dict[str, Any]
 Ask = Callable[[MeasuredRun, str], Row]
 """Of a job and its fullest text."""
@@ -87,8 +87,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def asked_tools(names: Sequence[str], xmem: Optional[Path]) -> Dict[str, Ask]:
     """The estimators with these names, all by default; UsageError where xMem cannot be asked."""
-    if (XMEM in names or xmem is not None) and not (xmem and (xmem / "main.py").is_file()):
-        raise UsageError("--xmem: name a checkout of its repository, with main.py in it")
+    if (XMEM in names or xmem is not None) and not (xmem and (xmem / XMEM_HAS).is_file()):
+        raise UsageError(f"--xmem: name a checkout of its repository, with {XMEM_HAS} in it")
     found: Dict[str, Ask] = {TEXT: _text}
     for name, tool in TOOLS.items():
         found[name] = partial(_code, tool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, List
@@ -66,3 +67,33 @@ def test_what_an_operator_frees_before_it_ends_is_left_out() -> None:
     found = tools.memory_events([operator, *later])
     assert [size for _, size in found] == [50, FREE]
     assert found[0][0] == found[1][0]
+
+
+XMEM = """
+import json
+
+
+class Estimator:
+    def __init__(self, profiler_file, max_gpu_memory_in_gb):
+        with open(profiler_file) as file:
+            self.names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+
+    def estimate(self, target_iteration):
+        wanted = ("ProfilerStep#", "Optimizer.step#", "nn.Module: _Loss", "[memory]", "aten::to")
+        least = min(sum(name.startswith(one) for name in self.names) for one in wanted)
+        steps = sum(name.startswith(wanted[0]) for name in self.names)
+        return None, {"OOM": least < target_iteration, "memory": {"segment": steps}}
+"""
+
+
+def test_xmem_reads_two_steps_with_the_loss_as_a_module_and_the_data_as_it_is_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "perf_estimator"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "estimator.py").write_text(XMEM)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert xmem.xmem({**ROW, "source": "timm"}, tmp_path) == {"reserved_bytes": 2}
+    for name in ("perf_estimator", "perf_estimator.estimator"):
+        monkeypatch.delitem(sys.modules, name)
