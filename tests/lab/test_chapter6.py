@@ -22,17 +22,18 @@ def _mean(results: Results, tasks: int, label: str, figure: str) -> float:
     return sum(values) / len(values)
 
 
-def _screens() -> List[Screen]:
+def _screens(module: str) -> List[Screen]:
     page = (ROOT / "lab" / "docs" / "reproduction.md").read_text(encoding="utf-8")
     found = [part for part in read_page(page) if isinstance(part, Screen)]
-    return [screen for screen in found if "lab.chapter6.study" in screen.steps[0].command]
+    return [screen for screen in found if module in screen.steps[0].command]
 
 
-def test_the_page_shows_what_the_command_prints() -> None:
-    own, authors = _screens()
+@pytest.mark.parametrize("module", ["lab.chapter6.study", "lab.chapter6.neighbours", "lab.chapter5.unseen"])
+def test_the_page_shows_what_the_command_prints(module: str) -> None:
+    own, *authors = _screens(module)
     printed = [trimmed(output) for _, output in run_page([own])]
     assert printed == [trimmed(own.steps[0].shown)]
-    assert authors.not_run
+    assert all(screen.not_run for screen in authors)
 
 
 @pytest.mark.parametrize(("tasks", "light", "on_two_gpus"), [(60, 9, 3), (90, 58, 6)])

@@ -1,0 +1,1 @@
+"""Chapter 5 of the dissertation: estimates of real models."""
