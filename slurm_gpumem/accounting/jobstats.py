@@ -14,7 +14,7 @@ from slurm_gpumem.accounting.schema import Row
 from slurm_gpumem.accounting.store import Store
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.job_record import GpuFigures, JobRecord
-from slurm_gpumem.formats.jobstats import MARK, GpuUse, NodeUse, format_summary, with_summary
+from slurm_gpumem.formats.jobstats import GpuUse, NodeUse, format_summary
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, slurm_version
 from slurm_gpumem.slurm.state.sacct import SlurmRow, ask_runs, set_admin_comment
 
@@ -30,7 +30,7 @@ class Written(NamedTuple):
 
     jobs: int = 0
     left: int = 0
-    """Jobs that had a summary, or a comment that a summary does not fit beside."""
+    """Jobs that had a summary, or another comment of somebody's."""
 
 
 def write_summaries(index: Store, *, budget_s: float, client: SlurmClient = COMMANDS) -> Written:
@@ -66,9 +66,7 @@ def _write(
     nodes = [_node(record, host) for record in records] if host else []
     if run_s < 1 or not any(node.gpus for node in nodes):
         return None
-    comment = None
-    if not known.admin_comment.startswith(MARK):
-        comment = with_summary(known.admin_comment, format_summary(tuple(nodes), run_s))
+    comment = format_summary(tuple(nodes), run_s, known.admin_comment)
     if comment is None:
         return False
     name = str(row.job_id) if row.array_job is None else f"{row.array_job}_{row.array_task}"

@@ -1,8 +1,8 @@
 """jobstats' summary of a job in Slurm's AdminComment: "JS1:" and base64 of gzip'ed JSON, one entry a node.
 
-jobstats and reportseff read it there (github.com/PrincetonUniversity/jobstats, its `__str__`). Both look at
-the comment's begin only and decode all of it, so the summary comes first and what stood there before it comes
-behind, after a blank. That is read by neither, because the base64 always ends in "=": decoders stop there.
+jobstats and reportseff read it there (github.com/PrincetonUniversity/jobstats, its `__str__`). Both decode
+all of the comment, and newer Pythons refuse what stands behind the base64: so the summary stands alone. What
+our plug-in had noted there goes into it; where anything else stands, nothing is written.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import json
 import zlib
 from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.formats.comment import PREFIX
 from slurm_gpumem.units import MIB
 
 MARK = "JS1:"
-MOST_BYTES = 65_535
+_MOST_BYTES = 65_535
 """Of an AdminComment in slurmdbd, which cuts off the rest without a word."""
 _LARGEST = 1 << 22
 _GZIP = 31
 """zlib's word for a gzip header."""
-_UNSAFE = frozenset("'\"`")
-"""sacctmgr makes other characters of these."""
 
 
 class GpuUse(NamedTuple):
@@ -47,26 +46,20 @@ class NodeUse(NamedTuple):
     gpus: Tuple[GpuUse, ...]
 
 
-def format_summary(nodes: Tuple[NodeUse, ...], run_s: int) -> str:
-    """The comment's first word."""
-    table = {
+def format_summary(nodes: Tuple[NodeUse, ...], run_s: int, comment: str = "") -> Optional[str]:
+    """The comment in place of the one that stands there; None where that stays."""
+    if comment and (not comment.startswith(PREFIX) or " " in comment):
+        return None
+    table: Dict[str, Any] = {
         "nodes": {node.name: _node(node) for node in nodes},
         "total_time": run_s,
         "gpus": sum(len(node.gpus) for node in nodes),
     }
+    if comment:
+        table["gpumem"] = comment
     text = json.dumps(table, separators=(",", ":")).encode()
-    packed = gzip.compress(text, mtime=0)
-    while len(packed) % 3 == 0:  # base64 of it would end without "="
-        text += b" "
-        packed = gzip.compress(text, mtime=0)
-    return MARK + base64.b64encode(packed).decode()
-
-
-def with_summary(comment: str, summary: str) -> Optional[str]:
-    """The comment with a summary before what stands there; None where that would not stay as it is."""
-    changed = f"{summary} {comment}".rstrip(" ")
-    safe = comment.isprintable() and comment.isascii() and not _UNSAFE & set(comment)
-    return changed if safe and len(changed) <= MOST_BYTES else None
+    summary = MARK + base64.b64encode(gzip.compress(text, mtime=0)).decode()
+    return summary if len(summary) <= _MOST_BYTES else None
 
 
 def read_summary(comment: str) -> Optional[Mapping[str, Any]]:
