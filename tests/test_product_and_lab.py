@@ -13,6 +13,7 @@ PACKAGE = Path(slurm_gpumem.__file__).parent
 LAB = PACKAGE.parent / "lab"
 PRODUCT = sorted(PACKAGE.rglob("*.py"))
 ASKS_WHERE_IT_IS = {
+    "node/sampler/__main__.py": "the package's own file, which an upgrade replaces",
     "site/calibration_context.py": "the package's root, for a child's import path",
     "data.py": "the files that ship",
     "devcluster/cluster.py": "modules of its own, copied for jobs",

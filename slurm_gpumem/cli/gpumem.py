@@ -35,6 +35,10 @@ COMMANDS = {
         "slurm_gpumem.cli.commands.calibrate",
         "measure this node's GPU and write the site's entry for it",
     ),
+    "sitekit": (
+        "slurm_gpumem.cli.commands.sitekit",
+        "try what gpumem promises on this GPU, into one file",
+    ),
     "recover": (
         "slurm_gpumem.cli.commands.recover",
         "finish requeues after out of memory that were interrupted",
@@ -61,6 +65,7 @@ READERS = {
         "collect",
         "recover",
         "calibrate",
+        "sitekit",
     ),
     "for developers": ("devcluster",),
 }

@@ -13,16 +13,19 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 import slurm_gpumem
-from slurm_gpumem.errors import CalibrationError
+from slurm_gpumem.errors import CalibrationError, ConfigError
+from slurm_gpumem.estimators.environment import LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB
 from slurm_gpumem.estimators.gpus import closest_gpu, gpu_table
 from slurm_gpumem.files import replaced
+from slurm_gpumem.formats.kit_file import KitContext, KitFile, KitGpu, read_kit_file
 from slurm_gpumem.units import MIB
 
 _PROBE = "slurm_gpumem.site.calibration_probe"
 _TIMEOUT_S = 120
+_MOST_WORKSPACE = 1024 * MIB
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,15 @@ def calibration(
     conv_then_matmul: Mapping[str, Any], matmul_only: Mapping[str, Any], *, name: str, date: str
 ) -> Calibration:
     """The entry that the results of two probes make."""
+    gpu, context = measured(conv_then_matmul, matmul_only)
+    notes = _notes(matmul_only, matmul_only["workspaces"])
+    return entry_of(gpu, context, name=name, by=f"gpumem calibrate, {date}", notes=notes)
+
+
+def measured(
+    conv_then_matmul: Mapping[str, Any], matmul_only: Mapping[str, Any]
+) -> Tuple[KitGpu, KitContext]:
+    """What two probes say of the GPU; CalibrationError where that is not to be relied on."""
     both = conv_then_matmul["outside_mib"]
     single = matmul_only["outside_mib"]
     if conv_then_matmul["crowded"] and "whole GPU" in conv_then_matmul["how"]:
@@ -65,36 +77,97 @@ def calibration(
         raise CalibrationError(
             f"the process's GPU memory cannot be read here ({conv_then_matmul['how']} gave {low} MiB)."
         )
-    gpu = closest_gpu(conv_then_matmul["gpu"], conv_then_matmul["memory_mib"])
     workspaces: List[int] = matmul_only["workspaces"]
-    fields: List[Tuple[str, object]] = [
-        ("memory_mib", conv_then_matmul["memory_mib"]),
-        ("memory_source", "measured"),
-        ("compute_capability", conv_then_matmul["compute_capability"]),
-        ("sms", conv_then_matmul["sms"]),
-        ("context_bare_mib", max(both["bare"], single["bare"])),
-        ("context_conv_mib", both["conv"]),
-        ("context_matmul_mib", single["matmul"]),
-        ("context_mib", both["matmul"]),
-    ]
-    if workspaces:
-        fields.append(("cublas_workspace_bytes", max(workspaces)))
-    fields += [("measured", True), ("source", _source(conv_then_matmul, date))]
-    # What is measured on a MIG instance says nothing of the whole GPU.
-    entry = f"{gpu.entry}_{gpu.profile}" if gpu.entry and gpu.profile else gpu.entry
-    return Calibration(
-        name=(name or entry or _slug(conv_then_matmul["gpu"])).lower(),
-        fields=tuple(fields),
-        notes=tuple(_notes(matmul_only, workspaces)),
+    gpu = KitGpu(
+        name=conv_then_matmul["gpu"],
+        driver=conv_then_matmul["driver"],
+        memory_mib=conv_then_matmul["memory_mib"],
+        compute_capability=conv_then_matmul["compute_capability"],
+        sms=conv_then_matmul["sms"],
+        torch=conv_then_matmul["torch"],
+        cuda=conv_then_matmul["cuda"],
+        cudnn=conv_then_matmul["cudnn"],
     )
+    context = KitContext(
+        bare_mib=max(both["bare"], single["bare"]),
+        conv_mib=both["conv"],
+        matmul_mib=single["matmul"],
+        both_mib=both["matmul"],
+        cublas_workspace_bytes=max(workspaces, default=None),
+        rounds_as_simulated=not _rounded_otherwise(matmul_only),
+    )
+    return gpu, context
+
+
+def entry_of(gpu: KitGpu, context: KitContext, *, name: str, by: str, notes: Sequence[str]) -> Calibration:
+    """The entry that a measurement makes; with an empty `name` it is named after the GPU."""
+    fields: List[Tuple[str, object]] = [
+        ("memory_mib", gpu.memory_mib),
+        ("memory_source", "measured"),
+        ("compute_capability", gpu.compute_capability),
+        ("sms", gpu.sms),
+        ("context_bare_mib", context.bare_mib),
+        ("context_conv_mib", context.conv_mib),
+        ("context_matmul_mib", context.matmul_mib),
+        ("context_mib", context.both_mib),
+    ]
+    if context.cublas_workspace_bytes:
+        fields.append(("cublas_workspace_bytes", context.cublas_workspace_bytes))
+    source = f"{by}: {gpu.name}, driver {gpu.driver}, CUDA {gpu.cuda}, cuDNN {gpu.cudnn}, torch {gpu.torch}"
+    fields += [("measured", True), ("source", source)]
+    known = closest_gpu(gpu.name, gpu.memory_mib)
+    # What is measured on a MIG instance says nothing of the whole GPU.
+    entry = f"{known.entry}_{known.profile}" if known.entry and known.profile else known.entry
+    return Calibration((name or entry or _slug(gpu.name)).lower(), tuple(fields), tuple(notes))
+
+
+def entry_of_kit(path: Path, name: str) -> Calibration:
+    """The entry that a kit's file makes: a stranger's numbers are bounded as those of environments are."""
+    kit = read_kit_file(path)
+    if kit.gpu is None or kit.context is None:
+        raise ConfigError(f"{path}: no context was measured in that run; run gpumem sitekit again")
+    seen, gpu = kit.context, kit.gpu
+    contexts = (seen.bare_mib, seen.conv_mib, seen.matmul_mib, seen.both_mib)
+    if not all(LEAST_CONTEXT_MIB <= mib <= MOST_CONTEXT_MIB for mib in contexts):
+        raise ConfigError(
+            f"{path}: a context is from {LEAST_CONTEXT_MIB} to {MOST_CONTEXT_MIB} MiB, not {contexts}"
+        )
+    capability = re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu.compute_capability)
+    if (seen.cublas_workspace_bytes or 0) > _MOST_WORKSPACE or not capability:
+        raise ConfigError(f"{path}: no GPU has such a compute capability, or such cuBLAS workspaces")
+    notes = [
+        *warnings_of(kit),
+        f"{sum(one.compared for one in kit.trainings)} trainings compared with estimates",
+    ]
+    return entry_of(gpu, seen, name=name, by=f"gpumem sitekit, {kit.date}", notes=notes)
+
+
+def warnings_of(kit: KitFile) -> List[str]:
+    """What somebody should know who relies on that file."""
+    found = []
+    low = [one.name for one in kit.trainings if one.below_need]
+    failed = [f"{row.part}: {row.what} ({row.held} of {row.tried})" for row in kit.rows if row.failed]
+    if not kit.complete:
+        found.append("warning: that run was interrupted")
+    if low:
+        found.append(f"warning: requests of {len(low)} of its trainings were below need: {', '.join(low)}")
+    if failed:
+        found.append(f"warning: did not hold there: {'; '.join(failed)}")
+    if kit.context is not None and not kit.context.rounds_as_simulated:
+        found.append("warning: the allocator rounds differently there")
+    return found
+
+
+def environment_for(variables: Mapping[str, str]) -> Dict[str, str]:
+    """An environment for an interpreter that has torch, and may not have this package installed."""
+    package = str(Path(slurm_gpumem.__file__).resolve().parent.parent)
+    before = variables.get("PYTHONPATH")
+    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, [package, before]))}
 
 
 def run_probe(python: str, stages: List[str]) -> Dict[str, Any]:
     """The result of one probe process; raises CalibrationError with the reason if there is none."""
-    environment = dict(os.environ)
-    package = str(Path(slurm_gpumem.__file__).resolve().parent.parent)
-    # The interpreter that has torch may not have this package installed.
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    environment = environment_for(os.environ)
     try:
         done = subprocess.run(
             [python, "-m", _PROBE, *stages],
@@ -154,7 +227,7 @@ def _notes(probe: Mapping[str, Any], workspaces: List[int]) -> List[str]:
     notes = [f"read by {probe['how']}"]
     if probe["alloc_conf"]:
         notes.append(f"allocator settings in use: {probe['alloc_conf']} (estimates assume the defaults)")
-    differing = [row for row in probe["rounding"] if row[:2] != row[2:]]
+    differing = _rounded_otherwise(probe)
     if differing:
         real, simulated = differing[0][:2], differing[0][2:]
         notes.append(
@@ -168,11 +241,8 @@ def _notes(probe: Mapping[str, Any], workspaces: List[int]) -> List[str]:
     return notes
 
 
-def _source(probe: Mapping[str, Any], date: str) -> str:
-    return (
-        f"gpumem calibrate, {date}: {probe['gpu']}, driver {probe['driver']}, "
-        f"CUDA {probe['cuda']}, cuDNN {probe['cudnn']}, torch {probe['torch']}"
-    )
+def _rounded_otherwise(probe: Mapping[str, Any]) -> List[List[int]]:
+    return [row for row in probe["rounding"] if row[:2] != row[2:]]
 
 
 def _slug(gpu_name: str) -> str:

@@ -42,9 +42,9 @@ class VisibleGpu:
     def __init__(self, nvml: Optional[Nvml] = None) -> None:
         device = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
         try:
-            self._nvml = nvml or Nvml()
-            self._uuid = dict(self._nvml.devices())[int(device)] if device.isdigit() else device
-            self.name, self.driver = self._nvml.name(self._uuid), self._nvml.driver()
+            self.nvml = nvml or Nvml()
+            self.uuid = dict(self.nvml.devices())[int(device)] if device.isdigit() else device
+            self.name, self.driver = self.nvml.name(self.uuid), self.nvml.driver()
         except NvmlError as error:
             raise OSError(str(error)) from None
         except KeyError:
@@ -52,9 +52,9 @@ class VisibleGpu:
 
     def read(self) -> GpuReading:
         """The GPU's memory and its processes' in MiB."""
-        used, total = self._nvml.memory_mib(self._uuid) or (0, 0)
+        used, total = self.nvml.memory_mib(self.uuid) or (0, 0)
         # MPS clients are on some drivers in a list of their own only.
-        listed = [*self._nvml.processes(self._uuid), *(self._nvml.mps_processes(self._uuid) or ())]
+        listed = [*self.nvml.processes(self.uuid), *(self.nvml.mps_processes(self.uuid) or ())]
         return GpuReading(int(used), int(total), {pid: int(mib) for pid, mib in listed if mib is not None})
 
 

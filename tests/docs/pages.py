@@ -130,6 +130,7 @@ _VARY = (
     (re.compile(r"[\d.]+ (of \d+ CPUs busy, at most) [\d.]+"), r"N \1 N"),
     (re.compile(r"earlier runs used [\d.]+"), "earlier runs used N"),
     (re.compile(r"\bin [\d.]+ s\b"), "in N s"),
+    (re.compile(r"\bfp=\w+"), "fp=KEY"),
     (re.compile(r"read [\d.]+ ms, estimated [\d.]+ ms"), "read N ms, estimated N ms"),
     # How memory went up over the seconds of a run: the scale is compared, the curve is not.
     (re.compile(r"^(\s*[\d.]*[MG]? ┤).*"), r"\1"),

@@ -11,15 +11,20 @@ from typing import List
 from slurm_gpumem.cli.parser import Parser
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.gpus import site_gpu_file
-from slurm_gpumem.site.calibration_context import calibrate, put_entry
+from slurm_gpumem.site.calibration_context import calibrate, entry_of_kit, put_entry
 from slurm_gpumem.terminal.say import say
 
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    python = _python_of(args.environment) if args.environment else sys.executable
-    result = calibrate(python, args.name, time.strftime("%Y-%m-%d"))
+    if args.kit and args.environment:
+        raise UsageError("--kit takes what was measured, --environment measures: one of them")
+    python = python_of(args.environment) if args.environment else sys.executable
+    if args.kit:
+        result = entry_of_kit(args.kit, args.name)
+    else:
+        result = calibrate(python, args.name, time.strftime("%Y-%m-%d"))
     print(result.as_toml(), end="")
     for note in result.notes:
         say(note)
@@ -37,7 +42,8 @@ def main(argv: List[str]) -> int:
     return 0
 
 
-def _python_of(environment: Path) -> str:
+def python_of(environment: Path) -> str:
+    """The interpreter of an environment's folder."""
     python = environment.expanduser() / "bin" / "python"
     if not python.exists():
         raise UsageError(f"{environment}: has no bin/python; name a virtual or conda environment's folder")
@@ -61,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="virtual or conda environment that jobs use, with PyTorch (default: this one)",
+    )
+    parser.add_argument(
+        "--kit",
+        type=Path,
+        metavar="FILE",
+        help="take what gpumem sitekit measured on such a GPU; none is needed",
     )
     parser.add_argument("--print", action="store_true", help="print the entry, write nothing")
     return parser
