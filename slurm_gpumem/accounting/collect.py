@@ -224,7 +224,7 @@ def keep_up(
 
     `summaries`: then write jobstats' into Slurm's accounting.
     """
-    notes: List[str] = []
+    notes = [*config.unknown]
     collected = None
     if spool is not None:
         collected = collect(spool, store, older_s=older_s)

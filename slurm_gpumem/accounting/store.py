@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting import schema
+from slurm_gpumem.accounting.faults import Faults, faults_among
 from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.index import JobTable
 from slurm_gpumem.accounting.record_files import complete_lines, open_book, read_record_file
@@ -136,6 +137,10 @@ class Store:
     def offsets(self) -> List[Offset]:
         """By GPU type, how far estimates are from what jobs took."""
         return self._sums.offsets()
+
+    def faults(self, filters: Filters = ALL) -> Optional[Faults]:
+        """CUDA faults among shared runs; None of too few, and where others' runs are not ours to see."""
+        return faults_among(self._db, *self._sums.where(filters)) if self._everybody else None
 
     def _name_of(self, job_id: Optional[int], user: str) -> str:
         """A user's job by the name that Slurm gives it; "" where there is none."""
@@ -280,17 +285,17 @@ def open_store(
     return Store(schema.open_own(settings, fill), settings, everybody=only is None)
 
 
-def estimate_offsets() -> List[Offset]:
-    """How far the site's estimates are off, by root's index as it is; nothing where that cannot be read."""
+def offsets_and_faults() -> Tuple[List[Offset], Optional[Faults]]:
+    """How far estimates are off, and faults of jobs, by root's index as it is, where that can be read."""
     try:
         config = load_accounting_config()
     except ConfigError:
-        return []  # said by whoever reads the file
+        return [], None  # said by whoever reads the file
     found = _as_it_is(config.site_index / schema.NAME, config)
     if found is None:
-        return []
+        return [], None
     with found as store:
-        return store.offsets()
+        return store.offsets(), store.faults()
 
 
 def _as_it_is(path: Path, config: AccountingConfig) -> Optional[Store]:

@@ -27,6 +27,8 @@ class AccountingConfig(NamedTuple):
     readers: Tuple[str, ...] = ()
     """Groups that may read the site's index, besides root and coordinators."""
     shard_mib: int = SHARING.default("shard_mib")
+    unknown: Tuple[str, ...] = ()
+    """Names that this version does not know."""
 
     @property
     def folders(self) -> Tuple[str, ...]:
@@ -38,7 +40,7 @@ def load_accounting_config(environ: Optional[Mapping[str, str]] = None) -> Accou
     """The site's file; without one, the defaults. ConfigError when its `[accounting]` is wrong."""
     env = os.environ if environ is None else environ
     # Of [node] and [sharing] the same values as the nodes use, which take the default for a wrong one.
-    reading = read_file(site_config_path(env), (ACCOUNTING, NODE, SHARING, DEVCLUSTER)).strict(ACCOUNTING)
+    reading = read_file(site_config_path(env), (ACCOUNTING, NODE, SHARING, DEVCLUSTER)).usable(ACCOUNTING)
     table = reading.table(ACCOUNTING)
     spool = reading.table(NODE).get("spool", NODE.default("spool"))
     site_index = reading.table(DEVCLUSTER).get("index", DEVCLUSTER.default("index"))
@@ -50,6 +52,7 @@ def load_accounting_config(environ: Optional[Mapping[str, str]] = None) -> Accou
         own_index=Path(env["GPUMEM_INDEX"]) if env.get("GPUMEM_INDEX") else own_index,
         readers=table.get("readers", ACCOUNTING.default("readers")),
         shard_mib=reading.table(SHARING).get("shard_mib", SHARING.default("shard_mib")),
+        unknown=reading.unknown(ACCOUNTING),
     )
 
 

@@ -1,6 +1,6 @@
 """The one reader of gpumem.toml: the checked values of some tables, and everything that is wrong with them.
 
-It never fails. Who cannot go on with a wrong file (commands) calls `strict`, which raises; who must go on
+It never fails. Who cannot go on with a wrong file (commands) calls `usable`, which raises; who must go on
 (hooks: a typing error may not drain a node) uses the values that are right and logs `notes`.
 """
 
@@ -49,15 +49,12 @@ class Reading(NamedTuple):
         """The values of one table; empty when the file has none."""
         return self.values.get(section.name, {})
 
-    def strict(self, *sections: Section) -> Reading:
-        """The same; ConfigError, which names file and key, when these tables or the file itself are wrong."""
-        return self._without([problem.text for problem in self._of(sections) if not problem.old])
-
     def usable(self, *sections: Section) -> Reading:
-        """The same; ConfigError for a wrong value, not for a name that nobody knows (`unknown` has those)."""
-        return self._without([problem.text for problem in self._of(sections) if not problem.unknown])
+        """The same; ConfigError, naming file and key, for a wrong value in these tables or the file.
 
-    def _without(self, found: List[str]) -> Reading:
+        Not for a name that nobody knows, which may be another version's (`unknown` has those).
+        """
+        found = [problem.text for problem in self._of(sections) if not problem.unknown]
         if found:
             raise ConfigError("\n".join(found))
         return self

@@ -6,6 +6,7 @@ import csv
 import json
 from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
+from slurm_gpumem.accounting.faults import Faults
 from slurm_gpumem.accounting.types import JobTotals, Waster
 from slurm_gpumem.report.columns import cell, parsable
 from slurm_gpumem.text import count, fitted, printable
@@ -16,7 +17,9 @@ _LABEL, _NAME = 20, 20
 _MIB_S_PER_GIB_H = 1024 * 3600
 
 
-def summary_lines(total: JobTotals, wasters: Sequence[Waster], about: str) -> List[str]:
+def summary_lines(
+    total: JobTotals, wasters: Sequence[Waster], about: str, faults: Optional[Faults] = None
+) -> List[str]:
     """The whole in about a dozen lines."""
     if not total.jobs:
         return [f"no jobs {about}".rstrip()]
@@ -33,6 +36,8 @@ def summary_lines(total: JobTotals, wasters: Sequence[Waster], about: str) -> Li
     lines += _row("failed runs", _failures(total))
     lines += _row("if shared", _would(total))
     lines += _row("out of memory", _ooms(total))
+    for label, text in zip(("CUDA faults", "", "", ""), _faults(faults) if faults else ()):
+        lines += _row(label, text)
     lines += _row("memory granted", _unused(total))
     lines += _row("SM activity", _activity(total))
     lines += _row("held and idle", _held_idle(total))
@@ -181,6 +186,17 @@ def _ooms(one: JobTotals) -> str:
         return "; ".join(filter(None, ("none", avoided)))
     met = f"{one.ooms:,} met, {count(one.oom_recovered, 'job')} recovered, {one.oom_lost:,} lost"
     return "; ".join(filter(None, (met, avoided)))
+
+
+def _faults(found: Faults) -> Sequence[str]:
+    """What one MPS server for all would have risked, and how to see what it would have gained."""
+    return (
+        f"ended {found.ended:,} of {count(found.runs, 'shared run')} on {count(found.gpus, 'GPU')} in "
+        f"{found.days:.0f} days, {found.together:,} of them together at one MPS server",
+        f"one server for all users would have ended {found.beside:,} more, of other users beside them",
+        "not counted: faults that neither MPS nor the kernel logged",
+        "what one server gains: gpumem what-if --mode per-user, then --mode shared",
+    )
 
 
 def _unused(one: JobTotals) -> str:

@@ -6,7 +6,6 @@ import glob
 import os
 import pwd
 import re
-import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
-from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES
+from slurm_gpumem.data import FILTER_FILES, HOOKS_CONF, hooks_conf
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.doctor.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
@@ -69,8 +68,8 @@ def examine(question: Question) -> HostReport:
             node = host.run_python(python, _NODE, site_config)
             if node is not None:
                 check_node(host, python, settings, node, os.path.dirname(path))
-    if question.filter_command:
-        host.filter_command(*question.filter_command)
+    if question.filter_python:
+        host.filter_python(question.filter_python, question.filter_conf)
     missing = [path for path in question.devices if host.is_there(path) is False]
     if missing:
         host.fault("no-device", f"{', '.join(missing[:4])} of gres.conf: not on this host")
@@ -128,7 +127,8 @@ def _question(
         trusted_uids=tuple(sorted({0, *users})),
         trusted_gids=tuple(sorted({0, *groups})),
         slurm_uid=_uid(now, "SlurmUser"),
-        filter_command=_filter_command(now),
+        filter_conf=hooks_conf(now.folder) if now.folder else "",
+        filter_python=_filter_python(now),
     )
 
 
@@ -148,9 +148,8 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     """Files that slurmctld, root or every user's sbatch reads and that users must not be able to change."""
     if now.folder is None:
         return []
-    filters = (
-        [now.folder / name for name in (*FILTER_FILES, FILTER_COMMAND)] if "lua" in now.cli_filters else []
-    )
+    beside = [*(now.folder / name for name in FILTER_FILES), Path(hooks_conf(now.folder))]
+    filters = beside if "lua" in now.cli_filters else []
     if not is_controller:
         return [str(path) for path in filters if path.exists()]
     paths = [now.folder / name for name in FILES]
@@ -162,12 +161,12 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     return [str(path) for path in dict.fromkeys(paths) if path.exists()]
 
 
-def _filter_command(now: Snapshot) -> Tuple[str, ...]:
-    text = now.files.get(FILTER_COMMAND, "") if "lua" in now.cli_filters else ""
-    try:
-        return tuple(shlex.split(text))
-    except ValueError:
-        return (text.strip(),)
+def _filter_python(now: Snapshot) -> str:
+    """What plain sbatch starts here, read as lua/gpumem_filter.lua does; "" where it starts nothing."""
+    if "lua" not in now.cli_filters or FILTER_FILES[1] not in now.files:
+        return ""
+    named = re.findall(r"^\s*python=([^\s;]*)", now.files.get(HOOKS_CONF, ""), re.MULTILINE)
+    return str(named[-1]).strip("\"'") if named else "/usr/bin/python3"
 
 
 def _heartbeat(now: Snapshot, here: HostReport, client: Commands) -> Optional[Heartbeat]:

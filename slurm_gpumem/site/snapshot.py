@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from slurm_gpumem.accounting.store import estimate_offsets
+from slurm_gpumem.accounting.faults import Faults
+from slurm_gpumem.accounting.store import offsets_and_faults
 from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.config.paths import SITE_VARIABLE, site_config_path
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
-from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, LUA_FILES
+from slurm_gpumem.data import FILTER_FILES, HOOKS_CONF, LUA_FILES, hooks_conf
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.doctor.hosts import HostReport
@@ -35,7 +36,7 @@ from slurm_gpumem.slurm.state.sacct import Limit, ask_limits
 
 FILES = (
     *("slurm.conf", "gres.conf", "job_submit.lua", *LUA_FILES, "gpumem_site.lua", "gpumem.toml"),
-    *(*FILTER_FILES, FILTER_COMMAND),
+    *(*FILTER_FILES, HOOKS_CONF),
 )
 INCLUDES_FROM_CONF: Version = (23, 2, 0)
 """Measured: relative names in included files start at their own folder on 22.05, at slurm.conf's on 24.11."""
@@ -94,6 +95,8 @@ class Snapshot:
     """Hooks of the nodes that are not on this host."""
     offsets: Tuple[Offset, ...] = ()
     """How far estimates are off, where root's index of records can be read."""
+    faults: Optional[Faults] = None
+    """CUDA faults of shared jobs, by the same index."""
     heartbeat: Optional[Heartbeat] = None
     """What is known of EpilogSlurmctld's last run; None where it is not ours, or not to be seen here."""
 
@@ -138,6 +141,7 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
     folder, files = read_files(config.get("SLURM_CONF"), version_of(config))
     site_file = os.environ.get(SITE_VARIABLE) or (str(folder / "gpumem.toml") if folder else "")
     site = read_file(site_file, SECTIONS)
+    offsets, faults = offsets_and_faults()
     lua = try_lua(folder) if folder and "job_submit.lua" in files else None
     return Snapshot(
         version=version_of(config),
@@ -157,7 +161,8 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
         problems=site.problems,
         unread=tuple(unread),
         submits_by=site_config_path(),
-        offsets=tuple(estimate_offsets()),
+        offsets=tuple(offsets),
+        faults=faults,
     )
 
 
@@ -174,7 +179,8 @@ def read_files(
         texts.update(read_from_disk(name, where))
     for name in FILES[2:]:
         try:
-            texts[name] = (folder / name).read_bytes().decode("utf-8", "surrogateescape")
+            path = hooks_conf(folder) if name == HOOKS_CONF else folder / name
+            texts[name] = Path(path).read_bytes().decode("utf-8", "surrogateescape")
         except OSError:
             # Not there, or not for us: the checks that need it say so.
             continue

@@ -36,20 +36,21 @@ def test_right_values_are_kept_and_every_wrong_one_is_named() -> None:
     ]
 
 
-def test_a_strict_reader_gets_one_error_with_all_of_them() -> None:
+def test_who_cannot_go_on_gets_one_error_with_all_wrong_values() -> None:
+    reading = read_tables(WRONG, "a.toml", SECTIONS)
     with pytest.raises(ConfigError) as caught:
-        read_tables(WRONG, "a.toml", SECTIONS).strict(*SECTIONS)
-    lines = str(caught.value).splitlines()
+        reading.usable(*SECTIONS)
+    lines = [*str(caught.value).splitlines(), *reading.unknown(*SECTIONS)]
     assert len(lines) == 6
     assert all(line.startswith("a.toml: ") for line in lines)
 
 
-def test_a_strict_reader_of_one_table_does_not_mind_another() -> None:
+def test_a_reader_of_one_table_does_not_mind_another() -> None:
     tables = {"node": {"headroom_mib": "x"}, "sharing": {"shard_mib": 512}}
     reading = read_tables(tables, "a.toml", SECTIONS)
-    assert reading.strict(SHARING).table(SHARING) == {"shard_mib": 512}
+    assert reading.usable(SHARING).table(SHARING) == {"shard_mib": 512}
     with pytest.raises(ConfigError, match="headroom_mib"):
-        reading.strict(NODE)
+        reading.usable(NODE)
 
 
 def test_a_lenient_reader_logs_what_is_done_instead() -> None:
@@ -68,7 +69,7 @@ def test_a_broken_file_is_one_problem_and_a_missing_one_none(tmp_path: Path) -> 
     assert (problem.table, problem.key) == ("", "")
     assert "is not valid TOML" in problem.text
     with pytest.raises(ConfigError, match="is not valid TOML"):
-        read_file(str(path), SECTIONS).strict(NODE)
+        read_file(str(path), SECTIONS).usable(NODE)
 
 
 OLD = {
@@ -96,8 +97,8 @@ def test_one_problem_names_every_key_that_was_a_setting_once_whoever_reads_the_f
 
 def test_old_keys_are_a_reason_for_a_warning_and_never_for_an_error() -> None:
     reading = read_tables(OLD, "a.toml", SECTIONS)
-    assert reading.strict(*SECTIONS).table(SHARING)["mode"] == "on"
-    (warning,) = reading.usable(*SECTIONS).unknown(SHARING)
+    assert reading.usable(*SECTIONS).table(SHARING)["mode"] == "on"
+    (warning,) = reading.unknown(SHARING)
     assert reading.notes == (f"{warning} (ignored)",)
 
 

@@ -202,7 +202,8 @@ def _summary(store: Store, filters: Filters, args: argparse.Namespace) -> int:
             print("--\n" + footer(total) + _window(args))
     else:
         wasters = store.wasters(filters, limit=_TOP)
-        print("\n".join(shown.summary_lines(total, wasters, _window(args, "of all time").strip())))
+        about = _window(args, "of all time").strip()
+        print("\n".join(shown.summary_lines(total, wasters, about, store.faults(filters))))
     return 0
 
 

@@ -56,6 +56,18 @@ def estimates_hold(now: Snapshot) -> Iterator[Finding]:
             )
 
 
+def faults_were_recorded(now: Snapshot) -> Iterator[Finding]:
+    """After a month a site can see what one MPS server for all would have risked."""
+    if now.faults:
+        yield note(
+            "faults-recorded",
+            f"a CUDA fault ended {now.faults.ended:,} of {now.faults.runs:,} shared runs in "
+            f"{now.faults.days:.0f} days",
+            f"one MPS server for all users would have ended {now.faults.beside:,} more, of other users",
+            "weigh that against what it gains: gpumem report --summary says how",
+        )
+
+
 def limits_have_twins(now: Snapshot) -> Iterator[Finding]:
     """A limit on gres/gpu does not bound shared jobs."""
     for limit in now.limits:

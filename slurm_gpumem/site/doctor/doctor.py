@@ -48,6 +48,7 @@ CHECKS: Tuple[Check, ...] = (
     check_accounting.shares_are_accounted,
     check_accounting.comments_are_kept,
     check_accounting.estimates_hold,
+    check_accounting.faults_were_recorded,
     check_accounting.limits_have_twins,
     check_accounting.billing_has_twins,
     check_hooks.plugin_is_in_use,
