@@ -36,8 +36,8 @@ slot\ * | *"$end=oom"* | *"$end=neighbour"*)
         /usr/bin/flock -w 50 -E 75 9
         turn=$?
     fi
-    # If it was killed, try once more: every step starts from the job's current state.
-    [ $turn -eq 75 ] || recover || recover
+    # If it was killed, or an upgrade is replacing our files, try once more: every step starts from the job's current state.
+    [ $turn -eq 75 ] || recover || { /bin/sleep 5; recover; }
     exec 9>&-
     ;;
 esac

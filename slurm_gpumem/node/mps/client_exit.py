@@ -110,13 +110,14 @@ class EndServer:
         """Closing the channel is the answer: whoever asked goes on and ends."""
         try:
             with channel:
-                job = self._job_of(pid, uid)
+                job = self.job_of(pid, uid)
                 if job is not None and not self._exits.take(job, [pid]):
                     log(self._folder.root, f"job {job.job_id}: its MPS daemon does not let process {pid} go")
         except OSError as error:
             log(self._folder.root, f"a process that asked to leave its MPS server: {error}")
 
-    def _job_of(self, pid: int, uid: int) -> Optional[NodeJob]:
+    def job_of(self, pid: int, uid: int) -> Optional[NodeJob]:
+        """Whose process it is that asks; None: of no job that shares a GPU here."""
         here = {job.job_id: job for job in jobs.all_jobs(self._folder)}
         sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
         job_id = Owners().job_of(pid, sluids, {job.job_id: job.uid for job in here.values()})

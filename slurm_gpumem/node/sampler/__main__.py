@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
-from typing import List, Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
+import slurm_gpumem
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import lock_for_life
@@ -23,6 +24,30 @@ from slurm_gpumem.node.sampler.sampler import Sampler
 from slurm_gpumem.node.sources.base import NoSource
 from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.sources.nvml import NvmlSource
+
+_UNPACKED_S = 30.0
+"""An upgrade that is still at work is given this long after it has replaced our first file."""
+
+
+class _OwnCode:
+    """The package as this process has read it. An upgrade replaces its files under us, and what we load or
+    start later would be of the other version.
+    """
+
+    def __init__(self) -> None:
+        self._path = slurm_gpumem.__file__
+        self._read = self._stamp()
+
+    def is_replaced(self) -> bool:
+        """Whether another version lies there, for a while already."""
+        try:
+            return self._stamp() != self._read and time.time() - os.stat(self._path).st_ctime > _UNPACKED_S
+        except OSError:
+            return False  # it is being unpacked, or was removed: we go on as we are
+
+    def _stamp(self) -> Tuple[int, int]:
+        about = os.stat(self._path)
+        return about.st_ino, about.st_mtime_ns
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
     if handle is None:
         return 0
     ended: List[int] = []
+    code = _OwnCode()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     while not ended:
         # Jobs wait for us to start: a hook shall not wait for long where others, or our own looks, compute.
@@ -46,9 +72,12 @@ def main(argv: Sequence[str]) -> int:
         sys.setswitchinterval(0.001)
         server = HookServer(folder)
         server.start()
-        _sample_until_idle(folder, config, args.node, args.stay, ended)
+        _sample_until_idle(folder, config, args.node, args.stay, ended, code)
         server.close()
         os.close(handle)
+        if not ended and code.is_replaced():
+            log(folder.root, "sampler: begins again with the version that was installed meanwhile")
+            os.execv(sys.executable, [sys.executable, "-I", "-m", "slurm_gpumem.node.sampler", *argv])
         # A prolog notes its job first and looks for a sampler then; we do it the other way round.
         if ended or not jobs.all_jobs(folder):
             return 0
@@ -69,7 +98,7 @@ def _serve_ends(folder: RunFolder, exits: Exits) -> Optional[EndServer]:
 
 
 def _sample_until_idle(
-    folder: RunFolder, config: NodeConfig, node: str, stay: bool, ended: List[int]
+    folder: RunFolder, config: NodeConfig, node: str, stay: bool, ended: List[int], code: _OwnCode
 ) -> None:
     gpus = find_gpus(config, node)
     sampler = Sampler(folder, config, node, choose_source(config, node, gpus), gpus)
@@ -78,7 +107,7 @@ def _sample_until_idle(
     log(folder.root, f"sampler: {len(gpus)} GPUs, source {sampler.source.name}{unknown}")
     ends = _serve_ends(folder, sampler.exits)
     busy = due = time.monotonic()
-    while not ended:
+    while not ended and not code.is_replaced():
         try:
             here = sampler.tick()
         except Exception as error:  # noqa: BLE001 - one bad look must not end the measuring of all jobs
