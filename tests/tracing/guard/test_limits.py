@@ -37,7 +37,10 @@ def _fails(folder: Path, code: str, **allowed: Any) -> str:
         trace_command(
             [sys.executable, "-c", code], Limits(**{"seconds": 60.0, **allowed}), folder=str(folder)
         )
-    return str(error.value)
+    why = str(error.value)
+    if os.geteuid() and "allows no user namespaces" in why:
+        pytest.skip("this host allows users no namespaces: a trace writes to its scratch folder only")
+    return why
 
 
 MIB = "b'x' * (1 << 20)"

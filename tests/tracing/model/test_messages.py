@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+pytest.importorskip("torch", reason="no PyTorch here")
+
 from slurm_gpumem.tracing.model.spec import Target, TraceRequest, parse_input
 from slurm_gpumem.tracing.model.training import failure
 from slurm_gpumem.tracing.script.hints import PHASE

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
+import pytest
+
+pytest.importorskip("torch", reason="no PyTorch here")
+
 from slurm_gpumem.tracing.follow.answers import Call, GrowingCalls
 
 MIB = 1 << 20
