@@ -9,6 +9,7 @@
 # make test-layouts   traces on every layout of file systems that this machine can have (as root, up to an hour)
 # make test-recovery   the long forms of the recovery tests (as root)
 # make test-sweep      a hundred tasks of an array while daemons are killed (as root)
+# make test-upgrade   0.1 and this version side by side, part by part up and back while jobs run (as root): ORDERS=1-20 SEED=1 OLD=REVISION
 # make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
 # make bench   tests with a bound on time; start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-slurmctld   cost of the samplers' questions for slurmctld with 20,000 jobs in the queue (minutes)
@@ -40,8 +41,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
-	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium man-db groff-base mandoc
-CHECK_PACKAGES := slurm-client lua5.1 lua5.3 lua5.4 python3-venv chromium
+	gcc libc6-dev lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium man-db groff-base mandoc
+CHECK_PACKAGES := gcc libc6-dev slurm-client lua5.1 lua5.3 lua5.4 python3-venv chromium
 # Who answers for packages, and their home page: the builder says.
 export MAINTAINER SITE_URL SIGN_KEY
 DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
@@ -60,10 +61,10 @@ GATE := not timing and not long
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-filter bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions test-sweep deb dist docs release root-code rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: ablations accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-filter bench-hooks bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet check mutants docs-check test test-all test-layouts test-python test-recovery test-slurm-versions test-sweep test-upgrade deb dist docs release root-code rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
-	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p 2>/dev/null | grep -q '^Status: .* installed$$' || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then \
 	  echo "installing:$$missing"; sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 	  $$sudo apt-get update -qq && \
@@ -197,6 +198,14 @@ test-recovery: setup-test
 # A hundred tasks while sampler, controller and first task are killed: twelve rows, two minutes each.
 test-sweep: setup-test
 	GPUMEM_TEST_LONG=1 $(PYTEST) -s tests/submission/sweep/test_hundred.py
+
+# From an earlier version and back, part by part, in orders FIRST-LAST, on real daemons (as root, two minutes each).
+ORDERS := 1-20
+OLD := a363fc02
+test-upgrade: setup-test
+	@rm -rf .cache/upgrade && mkdir -p .cache/upgrade && git archive $(OLD) slurm_gpumem models lua prolog | tar -x -C .cache/upgrade
+	GPUMEM_TEST_ORDERS=$(ORDERS) GPUMEM_TEST_SEED=$(SEED) GPUMEM_TEST_OLD_TREE=$(CURDIR)/.cache/upgrade \
+	  $(PYTEST) -s tests/upgrade
 
 # A million job records: minutes, and 4 GB of disk.
 bench-accounting: setup-test

@@ -9,10 +9,12 @@ local M = {}
 local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "./"
 
 local MAX_SCRIPT_BYTES, MAX_TOML_BYTES = 65536, 262144
+local MAX_CONF_BYTES = 65536
 local MAX_ANSWER_BYTES = 16384
 local MAX_COMMAND_BYTES = 120000 -- Linux takes no longer word; sh -c gets the options in one
 local MAX_ARGUMENTS = 4000 -- Slurm's JSON of more takes seconds
 local END = "gpumem-end-of-options"
+local NOT_ROOTS = "not-roots"
 
 local find, match, gmatch, lower = string.find, string.match, string.gmatch, string.lower
 
@@ -118,11 +120,26 @@ function M.wanted(options)
   return false
 end
 
--- Our command: as setup noted it beside this file, else the one on the PATH.
-local function command()
-  local file = io.open(here .. "gpumem_command")
-  local line = match(content(file, 4096), "^%s*(%S[^\n]*)")
-  return line or "gpumem cli-filter"
+-- Shell words that run our command, with the Python that hooks.conf names for the hooks; nil where that says none.
+-- The shell only looks whose file it is: another user's would run as us. It is root's, or ours; in a user namespace root shows as 65534.
+local function command(limit)
+  local path = here .. "gpumem/hooks.conf"
+  local file = opened(path)
+  if not file then
+    path = "/etc/slurm/gpumem/hooks.conf"
+    file = opened(path)
+  end
+  local python, trusted = "/usr/bin/python3", ""
+  if file then
+    for value in gmatch("\n" .. content(file, MAX_CONF_BYTES), "\n%s*python=([^%s;]*)") do
+      python = match(value, "^[\"']?(/[%w/._+@-]+)[\"']?$")
+    end
+    local quoted = "'" .. path:gsub("'", "'\\''") .. "'"
+    trusted = "o=0; read -r _ _ n </proc/self/uid_map && [ $n != 4294967295 ] && o=65534; [ -O " .. quoted
+      .. " ] && o='*'; case $(/usr/bin/stat -Lc %u:%A " .. quoted .. ") in 0:-????-??-? | $o:-????-??-?) ;; *) echo "
+      .. NOT_ROOTS .. "; exit ;; esac; "
+  end
+  return python and trusted .. "exec " .. limit .. python .. " -I -m slurm_gpumem.cli.cli_filter ", path
 end
 
 -- Options to set, in their order; nil and the reason where our command did not answer.
@@ -132,8 +149,11 @@ local function ask(options, slow)
   local limit = slow and "" or "/usr/bin/timeout -k 1 3 "
   -- A batch script on standard input is all that our command reads there, and it may be closed otherwise.
   local stdin = options["type"] == "sbatch" and not argv[1] and " 3<&0" or ""
-  local words = "exec " .. limit .. command() .. " " .. options["type"] .. " $PPID" .. stdin .. " <<'" .. END .. "'\n"
-  local text = words .. (json or "") .. "\n" .. END .. "\n"
+  local words, conf = command(limit)
+  if not words then
+    return nil, "python= in " .. conf .. " must be the whole path of a Python"
+  end
+  local text = words .. options["type"] .. " $PPID" .. stdin .. " <<'" .. END .. "'\n" .. (json or "") .. "\n" .. END .. "\n"
   if not json or #text > MAX_COMMAND_BYTES then
     return nil, "its options are too long"
   end
@@ -146,6 +166,8 @@ local function ask(options, slow)
   for line in gmatch(output, "([^\n]*)\n") do
     if line == "done" then
       return found
+    elseif line == NOT_ROOTS then
+      return nil, conf .. " is not root's, or others may write it"
     end
     local name, value = match(line, "^([%w-]+)=(.*)$")
     found[#found + 1] = name and { name, (value:gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end)) }

@@ -107,14 +107,7 @@ if [ -x "$prefix/bin/python3" ]; then
     while read -r file; do put 644 "$scratch/share/$file" "$local/share/$file"; done <"$scratch/pages"
 fi
 
-hook() { # hook NAME: one of our hooks, and the settings beside it
-    put 755 "$here/prolog/$1" "$slurm/gpumem/$1"
-    # The settings are the site's once they are there.
-    if [ ! -e "$slurm/gpumem/hooks.conf" ] && change "write $slurm/gpumem/hooks.conf"; then
-        { cat "$here/prolog/hooks.conf.example"; echo "python=$prefix/bin/python3"; } >"$slurm/gpumem/hooks.conf"
-        note "$slurm/gpumem/hooks.conf"
-    fi
-}
+hook() { put 755 "$here/prolog/$1" "$slurm/gpumem/$1"; }
 end_library() { # the library that CUDA programs load, built on this machine
     source=$slurm/gpumem/gpumem_end.c library=$slurm/gpumem/libgpumem_end.so
     if [ -e "$library" ] && cmp -s "$here/prolog/gpumem_end.c" "$source"; then return; fi
@@ -127,9 +120,10 @@ end_library() { # the library that CUDA programs load, built on this machine
     fi
 }
 # The filter of plain sbatch, in place before slurm.conf names it; a site's own cli_filter.lua stays.
-if [ -d "$slurm" ]; then
-    echo "$prefix/bin/python3 -I -m slurm_gpumem.cli.cli_filter" >"$scratch/gpumem_command"
-    if [ ! -e "$slurm/gpumem_command" ]; then put 644 "$scratch/gpumem_command" "$slurm/gpumem_command"; fi
+if [ -d "$slurm" ] || [ "$roles" != " login" ]; then
+    # The settings are the site's once they are there.
+    { cat "$here/prolog/hooks.conf.example"; echo "python=$prefix/bin/python3"; } >"$scratch/hooks.conf"
+    if [ ! -e "$slurm/gpumem/hooks.conf" ]; then put 644 "$scratch/hooks.conf" "$slurm/gpumem/hooks.conf"; fi
     put 644 "$here/lua/gpumem_filter.lua" "$slurm/gpumem_filter.lua"
     if [ ! -e "$slurm/cli_filter.lua" ]; then put 644 "$here/lua/cli_filter.lua" "$slurm/cli_filter.lua"; fi
 fi

@@ -19,8 +19,6 @@ done
 install -m 644 prolog/hooks.conf.example "$dest/etc/slurm/gpumem/hooks.conf"
 # job_submit.lua and cli_filter.lua, which belong to the site, load them from their own folder.
 put 644 /etc/slurm lua/gpumem*.lua
-echo '/usr/bin/python3 -I -m slurm_gpumem.cli.cli_filter' >"$dest/etc/slurm/gpumem_command"
-chmod 644 "$dest/etc/slurm/gpumem_command"
 put 644 /usr/share/slurm-gpumem/examples lua/job_submit.lua lua/cli_filter.lua
 
 put 644 /usr/lib/systemd/system prolog/gpumem-sampler.service "$here"/files/gpumem-collect.service \

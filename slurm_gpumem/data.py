@@ -17,16 +17,15 @@ FOLDERS = ("~/.local/share/gpumem", "/usr/local/share/gpumem", "/usr/share/gpume
 LUA_FILES = ("gpumem.lua", "gpumem_gpus.lua", "gpumem_read.lua", "gpumem_request.lua")
 """What a site's job_submit.lua loads, apart from the site's own table."""
 FILTER_FILES = ("cli_filter.lua", "gpumem_filter.lua")
-FILTER_COMMAND = "gpumem_command"
-"""The file beside them that names the command which they run."""
+HOOKS_FOLDER = "/etc/slurm/gpumem"
+HOOKS_CONF = "gpumem/hooks.conf"
+"""Beside slurm.conf, else in HOOKS_FOLDER: the Python of hooks and filter, and the site's own hooks."""
 
 
-def filter_command() -> str:
-    """What FILTER_COMMAND holds for this Python."""
-    import shlex
-    import sys
-
-    return f"{shlex.quote(sys.executable)} -I -m slurm_gpumem.cli.cli_filter\n"
+def hooks_conf(folder: Union[str, os.PathLike[str]]) -> str:
+    """The one that counts beside this slurm.conf; lua/gpumem_filter.lua looks in the same order."""
+    beside = os.path.join(folder, HOOKS_CONF)
+    return beside if os.path.exists(beside) else os.path.join(HOOKS_FOLDER, "hooks.conf")
 
 
 def package_folder(name: str) -> str:

@@ -63,6 +63,25 @@ def cluster() -> Iterator[Cluster]:
         yield make()
 
 
+class _AsRoot:
+    """The module os, to somebody who asks as whom this process runs."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def geteuid(self) -> int:
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _records_of_all_users() -> Iterator[None]:
+    """An ordinary user's index has own jobs only; those of tests are made-up users'."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.geteuid() != 0:
+            patch.setattr("slurm_gpumem.accounting.store.os", _AsRoot())
+        yield
+
+
 @pytest.fixture
 def make_cluster() -> Iterator[ClusterFactory]:
     """Makes a cluster of the test's own from fields of ClusterSpec, and stops it afterwards."""

@@ -25,12 +25,13 @@ from slurm_gpumem.config.recovery import load_recovery_config
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.environment import read_environment
 from slurm_gpumem.estimators.gpus import gpu_table
-from slurm_gpumem.formats import live, notes, remembered, slot_state, task_file
+from slurm_gpumem.formats import kit_file, live, notes, remembered, slot_state, task_file
 from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.formats.curve import parse_curve
 from slurm_gpumem.formats.decisions import SCHEMA as DECISIONS
 from slurm_gpumem.formats.decisions import BadDecisionsError, read_decisions
 from slurm_gpumem.formats.job_record import BadRecordError, parse_job_record
+from slurm_gpumem.formats.kit_file import read_kit_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.hooks.inbox import read_request
 from slurm_gpumem.node.sampler import prometheus
@@ -143,6 +144,15 @@ REMEMBERED = table(
     cpus={"0123456789abcdef 64 adam fp32 ": {"a100": [[1.5, 4]]}}, savers=["0123456789abcdef"],
 )  # fmt: skip
 SMI = "0, NVIDIA A100-SXM4-40GB, 40960, Disabled\n1, NVIDIA A100-SXM4-40GB, 40960, [N/A]\n"
+KIT = table(
+    kit_file.SCHEMA, date="2026-11-19", version="1.0.0", seconds=273, complete=True,
+    gpu={"name": "NVIDIA H200", "driver": "580.1", "memory_mib": 143771, "compute_capability": "9.0",
+         "sms": 132, "torch": "2.11.0", "cuda": "13.0", "cudnn": "91900"},
+    context={"bare_mib": 518, "conv_mib": 630, "matmul_mib": 742, "both_mib": 758,
+             "cublas_workspace_bytes": 33554432, "rounds_as_simulated": True},
+    rows=[{"part": "ends", "what": "x", "tried": 2, "held": 2, "promised": True, "said": "within 0.1 s"}],
+    trainings=[{"name": "cnn", "measured_mib": 9, "peak_mib": 8, "request_mib": None, "why": "y"}],
+)  # fmt: skip
 JOBSTATS = "JS1:" + base64.b64encode(b'{"nodes":{"n1":{"gpu_utilization":{"0":50.0}}}}').decode()
 
 READERS: Dict[str, Reader] = {
@@ -210,6 +220,7 @@ READERS: Dict[str, Reader] = {
     "environment": Reader(of_file(read_environment), (
         next(iter(sorted((ROOT / "models" / "environments").glob("*.toml")))).read_text(),
     )),
+    "kit's file": Reader(of_file(read_kit_file), (KIT,)),
     "ladder": Reader(lambda text, _: parse_ladder(text.split()), ("+25% need+25% whole-gpu",)),
     "sizes and times": Reader(
         lambda text, _: [_try(read, text) for read in (parse_mib, parse_seconds)], ("12G", "1.5GiB", "90m")

@@ -79,7 +79,8 @@ def configured(machine: Machine, mps: str, limit: float, kept: bool) -> None:
     beside = Path(machine.env["SLURM_CONF"]).parent
     for name in ("cli_filter.lua", "gpumem_filter.lua"):
         (beside / name).write_text((REPOSITORY / "lua" / name).read_text())
-    (beside / "gpumem_command").write_text(f"{machine.venv_python} -I -m slurm_gpumem.cli.cli_filter\n")
+    (beside / "gpumem").mkdir(exist_ok=True)
+    (beside / "gpumem" / "hooks.conf").write_text(f"python={machine.venv_python}\n")
     machine.env["GPUMEM_SITE_CONFIG"] = f"{machine.state}/gpumem.toml"
 
 

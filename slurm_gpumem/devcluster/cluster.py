@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, data_path, filter_command
+from slurm_gpumem.data import FILTER_FILES, data_path
 from slurm_gpumem.devcluster import config, hooks, ledger, processes
 from slurm_gpumem.devcluster.daemons import PortReservation, Starter, make_devices
 from slurm_gpumem.devcluster.installation import (
@@ -302,8 +302,7 @@ def _write_files(
     (layout.conf / "gres.conf").write_text(config.gres_conf(spec, place))
     (layout.conf / "cgroup.conf").write_text(config.cgroup_conf(slurm_version))
     layout.site_config.write_text(config.site_config(spec, layout))
-    if spec.hooks:
-        hooks.install(layout)
+    hooks.install(layout, whole=spec.hooks)
     if spec.accounting:
         (layout.conf / "slurmdbd.conf").write_text(config.slurmdbd_conf(layout, place))
     if spec.job_submit_lua is not None:
@@ -311,7 +310,6 @@ def _write_files(
     if spec.cli_filter:
         for name in FILTER_FILES:
             shutil.copyfile(data_path("lua", name), layout.conf / name)
-        (layout.conf / FILTER_COMMAND).write_text(filter_command())
     ledger.create(layout.ledger, {node.name: _stand_ins(node) for node in spec.nodes})
     _install_stand_in(layout)
     for folder in (layout.conf, layout.library, layout.hooks):

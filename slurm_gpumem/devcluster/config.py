@@ -68,7 +68,7 @@ def gres_conf(spec: ClusterSpec, place: Place) -> str:
 
 def cgroup_conf(version: Tuple[int, ...]) -> str:
     """A cgroup.conf that keeps Slurm away from this machine's cgroups."""
-    if version >= (23, 11):
+    if version >= (24, 5):
         return "CgroupPlugin=disabled\n"
     # Older ones load a plug-in whatever else says: v1's does nothing by itself, v2's makes a cgroup at once,
     # and where that is not allowed slurmd does not start.

@@ -20,9 +20,9 @@ _RECOVERY = {"TaskEpilog": "task_epilog.sh", "EpilogSlurmctld": "epilog_slurmctl
 _SAMPLER = b"slurm_gpumem.node.sampler"
 
 
-def install(layout: Layout) -> None:
-    """Copy the hooks into the cluster's directory, with their settings."""
-    for path in data_path("prolog", "prolog.sh").parent.glob("*.sh"):
+def install(layout: Layout, *, whole: bool) -> None:
+    """Write the hooks' settings into the cluster's directory, where it runs them also the hooks."""
+    for path in data_path("prolog", "prolog.sh").parent.glob("*.sh") if whole else ():
         shutil.copy(path, layout.hooks)
     # Several nodes on one machine: each has its own directory, as each machine would.
     (layout.hooks / "hooks.conf").write_text(

@@ -219,7 +219,7 @@ def _read_text(path: str) -> str:
     except FileNotFoundError:
         raise SummaryError(f"{path}: no such file.\n{HOW}") from None
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or "no file can have this name"
         raise SummaryError(f"{path}: cannot be opened: {reason}") from None
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 
 import pytest
 
-from slurm_gpumem.data import FILTER_COMMAND
+from slurm_gpumem.data import HOOKS_CONF
 from slurm_gpumem.devcluster.demo import wait_for_job
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.formats.remembered import Recipe, write_remembered
@@ -160,17 +160,17 @@ def test_the_mode_of_the_partition_counts(known: Any, site: Any) -> None:
 
 
 def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
-    calls, noted = known.folder / "calls", site.layout.conf / FILTER_COMMAND
+    calls, noted = known.folder / "calls", site.layout.conf / HOOKS_CONF
     before = noted.read_text()
     known.script("cpu.sh", "true")
     known.script("two.sh", "true", "#SBATCH --gres=gpu:2")
     known.script("shards.sh", "true", "#SBATCH --gres=shard:2")
     known.script("gpu.sh", "true", GPU)
     program = known.folder / "noted.sh"
-    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\necho done\n')
+    program.write_text(f'#!/bin/sh\necho "$4" "$5" >> {calls}\necho done\n')
     program.chmod(0o755)
     try:
-        noted.write_text(f"{program}\n")
+        noted.write_text(f"python={program}\n")
         for words in (["cpu.sh"], ["two.sh"], ["shards.sh"], ["--wrap", "true"]):
             submitted(known, "sbatch", *words, GPUMEM_MODEL="", GPUMEM_MEM="", GPUMEM_TRACE="")
         submitted(known, "sbatch", "gpu.sh", GPUMEM="off")
@@ -195,29 +195,83 @@ def test_who_is_not_meant_starts_no_process(known: Any, site: Any) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("/bin/false", "our command failed"),
-        ("/nowhere/gpumem", "our command failed"),
-        ("echo gres=shard:3;:", "our command failed"),
-        ("sleep 60;:", "took more than 3 seconds"),
-        ("sh -c 'sleep 300; echo done' ", "took more than 3 seconds"),
-        ("kill -9 $$;:", "our command failed"),
-        ("head -c 3000000 /dev/zero;:", "our command failed"),
+        ("false", "our command failed"),
+        (None, "our command failed"),
+        ("echo gres=shard:3", "our command failed"),
+        ("exec sleep 60", "took more than 3 seconds"),
+        ("sleep 300; echo done", "took more than 3 seconds"),
+        ("kill -9 $$", "our command failed"),
+        ("head -c 3000000 /dev/zero", "our command failed"),
     ],
 )
 def test_whatever_our_command_does_the_job_goes_as_it_was_typed(
-    known: Any, site: Any, command: str, said: str
+    known: Any, site: Any, command: Optional[str], said: str
 ) -> None:
-    noted = site.layout.conf / FILTER_COMMAND
+    noted = site.layout.conf / HOOKS_CONF
     before = noted.read_text()
     known.script("gpu.sh", "true", f"{GPU}\n#GPUMEM model=traces/a.txt")
+    program = known.folder / "noted.sh"
+    program.unlink(missing_ok=True)
+    if command is not None:
+        program.write_text(f"#!/bin/sh\n{command}\n")
+        program.chmod(0o755)
     try:
-        noted.write_text(f"{command}\n")
+        noted.write_text(f"python={program}\n")
         found, told = submitted(known, "sbatch", "gpu.sh")
     finally:
         noted.write_text(before)
     assert (found["TresPerNode"][-5:], found.get("Comment")) == ("gpu:1", None)
     assert said in told
     assert told.count("gpumem:") == 1
+
+
+@pytest.mark.parametrize("mode", [0o646, 0o664])
+@pytest.mark.parametrize(
+    "line", ["python='{}'", "a=b # python=/nowhere\n  python={} # ours", 'python="{}" b=$a']
+)
+def test_the_python_is_taken_from_what_only_root_may_write(
+    known: Any, site: Any, line: str, mode: int
+) -> None:
+    noted = site.layout.conf / HOOKS_CONF
+    before = noted.read_text()
+    known.script("gpu.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    try:
+        noted.write_text(line.format(sys.executable) + "\n")
+        assert submitted(known, "sbatch", "gpu.sh")[0]["TresPerNode"].endswith("shard:3")
+        noted.chmod(mode)
+        found, told = submitted(known, "sbatch", "gpu.sh")
+        assert found["TresPerNode"].endswith("gpu:1")
+        assert f"{noted} is not root's, or others may write it" in told
+    finally:
+        noted.write_text(before)
+        noted.chmod(0o644)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file of another user's needs root")
+def test_another_users_settings_are_not_believed(known: Any, site: Any) -> None:
+    noted = site.layout.conf / HOOKS_CONF
+    known.script("gpu.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    os.chown(noted, 65534, -1)
+    try:
+        found, told = submitted(known, "sbatch", "gpu.sh")
+    finally:
+        os.chown(noted, 0, -1)
+    assert found["TresPerNode"].endswith("gpu:1")
+    assert "is not root's" in told
+
+
+@pytest.mark.parametrize("value", ["$PYTHON", "python3", "`which python3`", ""])
+def test_a_python_that_is_not_spelt_out_is_not_guessed(known: Any, site: Any, value: str) -> None:
+    noted = site.layout.conf / HOOKS_CONF
+    before = noted.read_text()
+    known.script("gpu.sh", "true", f"{GPU}\n#GPUMEM mem=3G")
+    try:
+        noted.write_text(f"python=/usr/bin/python3\npython={value}\n")
+        found, told = submitted(known, "sbatch", "gpu.sh")
+    finally:
+        noted.write_text(before)
+    assert found["TresPerNode"].endswith("gpu:1")
+    assert f"python= in {noted} must be the whole path" in told
 
 
 @pytest.mark.parametrize("text", [None, "this is no Lua", "return {}", "error('x')"])

@@ -83,3 +83,10 @@ def test_a_broken_state_file_is_reported_not_guessed(tmp_path: Path, text: str) 
     Layout(tmp_path).state_file.write_text(text)
     with pytest.raises(DevClusterError, match=r"devcluster\.json"):
         load(Layout(tmp_path))
+
+
+def test_slurm_before_24_05_knows_no_disabled_cgroups() -> None:
+    # slurmd of Ubuntu 24.04 (23.11.4) ends with: cannot find cgroup plugin for disabled
+    assert [cgroup_conf(version) for version in ((22, 5, 8), (23, 11, 4), (24, 5, 0))] == [
+        "CgroupPlugin=cgroup/v1\n", "CgroupPlugin=cgroup/v1\n", "CgroupPlugin=disabled\n",
+    ]  # fmt: skip

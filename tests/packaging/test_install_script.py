@@ -11,7 +11,7 @@ from typing import Set
 import pytest
 
 import slurm_gpumem
-from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES
+from slurm_gpumem.data import FILTER_FILES
 from tests.conftest import ClusterFactory
 from tests.support.needs import needs_root
 from tests.support.waiting import until
@@ -83,12 +83,11 @@ def test_it_installs_once_and_removes_everything(machine: Machine) -> None:
     assert "gpumem COMMAND" in done.stdout
     assert (machine.root / "local/share/man/man1/gpusbatch.1").exists()
     assert {path.name for path in (machine.slurm / "gpumem").iterdir()} == HOOKS
-    assert {path.name for path in machine.slurm.iterdir() if path.is_file()} == {
-        *FILTER_FILES,
-        FILTER_COMMAND,
-    }
-    command = (machine.slurm / FILTER_COMMAND).read_text().split()
-    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert {path.name for path in machine.slurm.iterdir() if path.is_file()} == {*FILTER_FILES}
+    settings = (machine.slurm / "gpumem" / "hooks.conf").read_text()
+    python = settings.splitlines()[-1].partition("python=")[2]
+    command = [python, "-I", "-m", "slurm_gpumem.cli.cli_filter", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{slurm_gpumem.__version__}\n"
 
     # Settings belong to the site; a hook that was changed is brought up to date.

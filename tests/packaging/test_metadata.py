@@ -125,3 +125,20 @@ def test_nothing_of_this_machine_is_in_the_packaging() -> None:
             assert not re.search(r"/work/|/root/|/home/|https?://(?!www\.debian|unpkg)", path.read_text()), (
                 path
             )
+
+
+@pytest.mark.parametrize(
+    ("status", "installs"), [("install ok installed", False), ("deinstall ok config-files", True), ("", True)]
+)
+def test_make_installs_what_is_not_there_also_what_was_removed_and_not_purged(
+    tmp_path: Path, status: str, installs: bool
+) -> None:
+    asked = f"echo 'Status: {status}'" if status else "exit 1"
+    for name, text in (("dpkg", asked), ("apt-get", f'echo "$@" >>{tmp_path}/calls'), ("sudo", 'exec "$@"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["make", "-s", "apt", "APT_PACKAGES=munge"], cwd=ROOT, env=env, check=True)
+    calls = (tmp_path / "calls").read_text() if installs else ""
+    assert ("install" in calls and calls.endswith(" munge\n")) is installs
+    assert (tmp_path / "calls").exists() is installs

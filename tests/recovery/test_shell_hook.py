@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.conftest import REPOSITORY
-from tests.recovery.conftest import needs_root
+from tests.recovery.conftest import OOM_LINE, install_package, needs_root
 
 COMMENT = "gpumem/1:est=1,oom=requeue gpumem-end/1:run=0,saw=oom,by=torch"
 SLOTS = ("gpumem-recovery.slot0", "gpumem-recovery.slot1")
@@ -106,3 +106,41 @@ def test_what_root_decides_by_hand_belongs_to_slurmuser(state_folder: Path) -> N
     subprocess.run([sys.executable, "-c", code, str(state_folder)], check=True)
     made = [state_folder / "gpumem-recovery", state_folder / "gpumem-recovery" / "7.json"]
     assert [path.stat().st_uid for path in made] == [NOBODY] * 2
+
+
+def test_a_python_that_fails_while_an_upgrade_replaces_it_is_started_again(hook: Path) -> None:
+    python = hook.parent / "python"
+    python.write_text(python.read_text() + f"[ $(wc -l <{hook.parent}/calls) -gt 1 ]\n")
+    assert run_hook(hook) == 2
+
+
+def test_a_verdict_waits_for_the_end_of_an_upgrade(state_folder: Path) -> None:
+    """Files of two versions do not go together; the end of the job's log stays what it was."""
+    for name in ("task_epilog.sh", "log_check.sh", "let_go.sh"):
+        shutil.copy(REPOSITORY / "prolog" / name, state_folder)
+    python = install_package(state_folder / "python")
+    comment = state_folder / "python/packages/slurm_gpumem/formats/comment.py"
+    other = comment.read_text()
+    comment.write_text(other.replace("def own_words", "def no_words"))
+    bell, log = state_folder / "bell", state_folder / "log"
+    os.mkfifo(bell)
+    said = OOM_LINE + "\n"
+    log.write_text(said)
+    # The second try finds what the upgrade has left, however long the first one took.
+    wrapper = state_folder / "waits"
+    wrapper.write_text(
+        f'#!/bin/sh\n{python} "$@"; code=$?\necho $code >{bell}\nread -r _ <{bell}\nexit $code\n'
+    )
+    wrapper.chmod(0o755)
+    (state_folder / "hooks.conf").write_text(f"python={wrapper}\nsite_config={state_folder}/none\n")
+    env = {"SLURM_SHARDS_ON_NODE": "5", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": "/", "PATH": "/usr/bin:/bin"}
+    with open(log, "a") as stderr:
+        hook = subprocess.Popen([str(state_folder / "task_epilog.sh")], env=env, stderr=stderr)
+    assert bell.read_text() == "1\n"
+    assert log.read_text() == said
+    comment.write_text(other)
+    bell.write_text("go on\n")
+    assert bell.read_text() == "0\n"
+    bell.write_text("go on\n")
+    assert hook.wait() == 0
+    assert "gpumem: how this run ended was not noted" in log.read_text()

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict
 
 import pytest
 
+from slurm_gpumem.accounting.faults import Faults
 from slurm_gpumem.accounting.sums import Offset
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.read import read_tables
@@ -71,7 +72,7 @@ OURS = {name: data_path("lua", name).read_text() for name in FILTER_FILES}
 
 def filtered(*without: str, **files: str) -> Snapshot:
     """A site with the filter of plain sbatch."""
-    texts = {**HEALTHY.files, **OURS, "gpumem_command": "/bin/true"}
+    texts = {**HEALTHY.files, **OURS}
     texts.update({name.replace("_lua", ".lua"): text for name, text in files.items()})
     return replace(
         HEALTHY,
@@ -218,7 +219,6 @@ CASES: Dict[str, Snapshot] = {
     "a cli_filter.lua of the site's own": filtered(cli_filter_lua="-- own"),
     "no gpumem_filter.lua": filtered("gpumem_filter.lua"),
     "an old gpumem_filter.lua": filtered(gpumem_filter_lua="-- old"),
-    "no command": filtered("gpumem_command"),
     "slurm.conf elsewhere": replace(filtered(), folder=None),
     "a cli_filter.lua without a function": filtered(
         cli_filter_lua=OURS["cli_filter.lua"].replace("slurm_cli_post_submit", "other")
@@ -235,7 +235,9 @@ CASES: Dict[str, Snapshot] = {
     "a mode that needs the filter": replace(
         HEALTHY, policy={**HEALTHY.policy, "partition": {"gpu": {"mode": "known"}}}
     ),
-    "a filter that is not in use": replace(HEALTHY, files={**HEALTHY.files, **OURS, "gpumem_command": "x"}),
+    "a filter that is not in use": replace(
+        HEALTHY, files={**HEALTHY.files, **OURS, "gpumem/hooks.conf": "x"}
+    ),
     "a partition's mode that the plug-in does not have": replace(
         filtered(), policy={**filtered().policy, "partition": {"gpu": {"mode": "on"}}}
     ),
@@ -278,6 +280,7 @@ CASES: Dict[str, Snapshot] = {
     "no TaskProlog": config(TaskProlog="(null)"),
     "hook not seen": replace(HEALTHY, hooks_unseen=("Prolog=/x/prolog.sh",)),
     "versions": replace(HEALTHY, here=HostReport(facts={"version": "0.0.1"})),
+    "faults in a month": replace(HEALTHY, faults=Faults(1200, 8, 31.0, 3, 2, 5)),
     "estimates of a GPU type are off": replace(
         HEALTHY, offsets=(Offset("v100", -0.11, 5, 20), Offset("a100", 0.2, 4, 99))
     ),

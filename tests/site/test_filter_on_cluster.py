@@ -24,7 +24,7 @@ function slurm_cli_pre_submit(options, offset)
   return slurm.SUCCESS
 end
 """
-FILES = ("cli_filter.lua", "gpumem_filter.lua", "gpumem_command")
+FILES = ("cli_filter.lua", "gpumem_filter.lua")
 
 
 def gpumem(cluster: Cluster, *args: str) -> Any:
@@ -62,6 +62,7 @@ def test_the_filter_goes_in_and_out_as_setup_says_and_no_submission_is_refused(
     before = (conf / "slurm.conf").read_text()
     assert "plain sbatch, first step" in proposal("first")
     assert "CliFilterPlugins" not in (tmp_path / "first" / "slurm.conf").read_text()
+    assert "+python=" not in proposal("again")
     for name in (*FILES, "gpumem.toml"):
         shutil.copy(tmp_path / "first" / name, conf)
         assert submitted() is None
@@ -80,8 +81,7 @@ def test_the_filter_goes_in_and_out_as_setup_says_and_no_submission_is_refused(
     assert "plain sbatch" not in proposal("third")
 
     # Without our files jobs go as they are typed; without cli_filter.lua none goes at all.
-    for name in ("gpumem_command", "gpumem_filter.lua"):
-        (conf / name).unlink()
+    (conf / "gpumem_filter.lua").unlink()
     assert submitted() is None
     (conf / "cli_filter.lua").rename(conf / "away.lua")
     assert cluster.run(["sbatch", str(job)]).returncode != 0

@@ -163,31 +163,44 @@ def test_a_part_of_the_prolog_that_others_may_write_is_found(hooks: Path) -> Non
 
 
 @needs_root
-def test_the_command_of_plain_sbatch_is_tried_as_a_user(python: Path, state_folder: Path) -> None:
-    def faults(*command: str) -> List[Tuple[str, str]]:
-        return list(examine(Question(filter_command=command)).faults)
+def test_the_python_of_plain_sbatch_is_tried_as_a_user(python: Path, state_folder: Path) -> None:
+    conf = state_folder / "filter.conf"
+    conf.touch(0o644)
 
-    assert faults(str(python), "-I", "-m", "slurm_gpumem.cli.cli_filter") == []
-    for command, said in (
-        (("/nowhere/python",), "is not there"),
-        (("/usr/bin/false",), "cannot be run: no reason given"),
-        (("/usr/bin/echo", "0.0.9"), "has slurm_gpumem 0.0.9"),
-        ((str(python), "-I", "-m", "slurm_gpumem.nowhere"), "No module named"),
+    def faults(program: object) -> List[Tuple[str, str]]:
+        return list(examine(Question(filter_python=str(program), filter_conf=str(conf))).faults)
+
+    def script(text: str) -> Path:
+        program = state_folder / "command.sh"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        return program
+
+    assert faults(python) == []
+    for program, said in (
+        ("/nowhere/python", "is not there"),
+        ("python3", "is no whole path"),
+        ("/usr/bin/false", "cannot be run: no reason given"),
+        (script("echo 0.0.9"), "has slurm_gpumem 0.0.9"),
+        ("/usr/bin/env", "cannot be run"),
     ):
-        ((check, what),) = faults(*command)
+        ((check, what),) = faults(program)
         assert (check, said in what) == ("no-filter", True), what
+    for mode, owner in ((0o664, 0), (0o646, 0), (0o644, USER)):
+        conf.chmod(mode)
+        os.chown(conf, owner, -1)
+        assert faults(python) == [("no-filter", f"{conf} is not root's, or others may write it")]
+    os.chown(conf, 0, -1)
     # As nobody, not as root; and not at all where a user could have changed it.
-    program = state_folder / "command.sh"
-    program.write_text(f"#!/bin/sh\nid -u > {state_folder}/mark/uid\necho {slurm_gpumem.__version__}\n")
-    program.chmod(0o755)
+    program = script(f"id -u > {state_folder}/mark/uid\necho {slurm_gpumem.__version__}")
     mark = state_folder / "mark"
     mark.mkdir()
     mark.chmod(0o777)
-    assert faults(str(program)) == []
+    assert faults(program) == []
     assert (mark / "uid").read_text() == f"{USER}\n"
     (mark / "uid").unlink()
     program.chmod(0o777)
-    assert [check for check, _ in faults(str(program))] == ["not-only-root"]
+    assert [check for check, _ in faults(program)] == ["not-only-root"]
     assert not (mark / "uid").exists()
 
 

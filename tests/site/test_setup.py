@@ -306,21 +306,21 @@ def test_slurm_conf_names_the_filter_only_once_its_files_are_there(
     assert "CliFilterPlugins=" + wanted not in first.files["slurm.conf"]
     assert first.files["cli_filter.lua"].startswith(own or "-- An example")
     assert first.files["cli_filter.lua"].count("-- gpumem\n") == 3
-    assert f"{sys.executable} -I -m" in first.files["gpumem_command"]
+    assert f"python={sys.executable}\n" in first.files["gpumem/hooks.conf"]
     (said,) = [text for text in first.notes if text.startswith("plain sbatch, first step: ")]
     assert "login nodes" in said
-    # A command that the site has changed stays.
+    # Settings that the site has changed stay.
     seen.update(
-        {**first.files, "slurm.conf": seen["slurm.conf"], "gpumem_command": "/opt/gpumem cli-filter\n"}
+        {**first.files, "slurm.conf": seen["slurm.conf"], "gpumem/hooks.conf": "python=/opt/gpumem\n"}
     )
-    for missing in ("cli_filter.lua", "gpumem_filter.lua", "gpumem_command"):
+    for missing in ("cli_filter.lua", "gpumem_filter.lua", "gpumem/hooks.conf"):
         fewer = propose(
             SetupOptions(), snapshot({name: seen[name] for name in seen if name != missing}), memory_of
         )
         assert "CliFilterPlugins=" + wanted not in fewer.files["slurm.conf"]
     second = propose(SetupOptions(), snapshot(seen), memory_of)
     assert f"CliFilterPlugins={wanted}\n" in second.files["slurm.conf"]
-    assert second.files["gpumem_command"] == "/opt/gpumem cli-filter\n"
+    assert second.files["gpumem/hooks.conf"] == "python=/opt/gpumem\n"
     assert any("second step" in text and "Undo: first that line" in text for text in second.notes)
     # What the commands here read counts; slurmctld need not have read it.
     third = propose(SetupOptions(), snapshot({**seen, **second.files}), memory_of)
@@ -335,7 +335,7 @@ def test_a_cli_filter_that_slurm_would_not_take_is_left_to_the_admin() -> None:
             "slurm.conf": TWO_NODES,
             "cli_filter.lua": text,
             "gpumem_filter.lua": "",
-            "gpumem_command": "x",
+            "gpumem/hooks.conf": "x",
         }
         proposal = propose(SetupOptions(), snapshot(seen), memory_of)
         assert proposal.files["cli_filter.lua"] == text
@@ -347,7 +347,7 @@ def test_a_site_may_leave_plain_sbatch_as_it_is() -> None:
     options = SetupOptions(cli_filter=False)
     seen = {"slurm.conf": TWO_NODES, "cli_filter.lua": OWN_FILTER}
     proposal = propose(options, snapshot(seen), memory_of)
-    assert not {"cli_filter.lua", "gpumem_filter.lua", "gpumem_command"} & set(proposal.files)
+    assert not {"cli_filter.lua", "gpumem_filter.lua", "gpumem/hooks.conf"} & set(proposal.files)
     assert "CliFilter" not in "".join([*proposal.files.values(), *proposal.notes])
     # What is in use stays.
     on = propose(options, snapshot({"slurm.conf": "CliFilterPlugins=lua\n" + TWO_NODES}), memory_of)
@@ -356,7 +356,7 @@ def test_a_site_may_leave_plain_sbatch_as_it_is() -> None:
 
 def test_where_slurmctld_hands_out_slurm_conf_the_filter_is_left_out() -> None:
     files = {name: data_path("lua", name).read_text() for name in FILTER_FILES}
-    seen = {"slurm.conf": TWO_NODES, "gpumem_command": "x", **files}
+    seen = {"slurm.conf": TWO_NODES, "gpumem/hooks.conf": "x", **files}
     config = {"SlurmctldParameters": "idle_on_node_suspend,enable_configless"}
     proposal = propose(SetupOptions(), snapshot(seen, **config), memory_of)
     assert "CliFilterPlugins" not in proposal.files["slurm.conf"]
@@ -393,7 +393,9 @@ def test_files_are_only_written_into_a_fresh_folder(tmp_path: Path) -> None:
     seen = {"slurm.conf": CONF, "job_submit.lua": "function slurm_job_submit() end\n"}
     proposal = propose(SetupOptions(), snapshot(seen), memory_of)
     write_files(proposal, tmp_path / "new" / "folder")
-    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {*proposal.files, HOOKS}
+    new = tmp_path / "new" / "folder"
+    assert {path.name for path in new.iterdir()} == {*proposal.files, HOOKS} - {"gpumem/hooks.conf"}
+    assert (new / HOOKS / "hooks.conf").read_text() == proposal.files["gpumem/hooks.conf"]
     with pytest.raises(UsageError, match="fresh folder"):
         write_files(proposal, tmp_path / "new")
     (tmp_path / "file").write_text("x")

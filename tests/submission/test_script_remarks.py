@@ -75,6 +75,7 @@ COMMANDS = (
     "srun vllm serve Qwen/Qwen3-8B \\\n  --gpu-memory-utilization 0.9",
     "vllm serve m --gpu-memory-utilization 0.25",
     "vllm serve m --gpu-memory-utilization 0.3",
+    "vllm serve m --port 1 \\  \n  --gpu-memory-utilization \\\n  0.25 \\\n\npython train.py",
     "python -m vllm.entrypoints.openai.api_server --model m",
     "python -m sglang.launch_server --model-path m",
     "python -m sglang.launch_server --mem-fraction-static .2",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from slurm_gpumem.data import FILTER_FILES
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.node.jobs import RunFolder
@@ -157,6 +158,10 @@ def make_whole_site(
         remove_tree(root)
         raise
     site = WholeSite(cluster, root)
+    for name in FILTER_FILES:
+        (site.conf / name).unlink(
+            missing_ok=True
+        )  # it came with job_submit.lua; the filter is not in use here
     (hooks / "hooks.conf").write_text(
         f"python={python}\nsite_config={site.toml}\nrun_dir={root}/run\n"
         f"recovery_log={root}/recovery.log\nstate_dir={cluster.layout.controller}\n"

@@ -6,7 +6,7 @@ import os
 from typing import Iterator, List
 
 from slurm_gpumem.config.schema import SHARING
-from slurm_gpumem.data import FILTER_COMMAND, FILTER_FILES, data_path
+from slurm_gpumem.data import FILTER_FILES, data_path
 from slurm_gpumem.site.doctor.check_hooks import FILTER_PLUGIN, partition_modes
 from slurm_gpumem.site.doctor.findings import Finding, Severity, note, warning
 from slurm_gpumem.site.setup.lua_files import is_in_place, missing_functions
@@ -59,13 +59,6 @@ def filter_is_safe(now: Snapshot) -> Iterator[Finding]:
             "filter-older",
             f"{now.folder}/{FILTER_FILE} is of another version",
             "it and this version's command may not understand each other: jobs then go as they are typed",
-            _INSTALL,
-        )
-    if FILTER_COMMAND not in now.files:
-        yield note(
-            "filter-command",
-            f"{now.folder}/{FILTER_COMMAND} is not there",
-            "the filter looks for gpumem on each user's PATH",
             _INSTALL,
         )
 

@@ -59,7 +59,7 @@ FAULTS: Mapping[str, Fault] = {
     "no-filter": Fault(
         Severity.WARNING,
         "plain sbatch, srun and salloc may share nothing: jobs go as they are typed",
-        "gpumem_command beside slurm.conf must name a Python that has this slurm_gpumem",
+        "python= in hooks.conf, root's with mode 0644, must name a Python that has this slurm_gpumem",
     ),
     "cannot-read": Fault(
         Severity.CRITICAL,

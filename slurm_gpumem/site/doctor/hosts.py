@@ -22,8 +22,10 @@ class Question:
     trusted_uids: Tuple[int, ...] = (0,)
     trusted_gids: Tuple[int, ...] = (0,)
     slurm_uid: Optional[int] = None
-    filter_command: Tuple[str, ...] = ()
+    filter_python: str = ""
     """What plain sbatch runs, where slurm.conf names the filter."""
+    filter_conf: str = ""
+    """The hooks.conf that names it."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ import subprocess
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import slurm_gpumem
-from slurm_gpumem.data import FILTER_COMMAND
 from slurm_gpumem.site.doctor.hosts import Question
 
 # What the probe of a host needs to know of files, programs and users.
@@ -380,21 +379,25 @@ class Host:
         answer: Dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return answer
 
-    def filter_command(self, program: str, *args: str) -> None:
+    def filter_python(self, python: str, conf: str) -> None:
         """What plain sbatch runs: whether it starts for a user, and is this version's."""
-        if not is_program(program):
-            self.fault("no-filter", f"{program} of {FILTER_COMMAND} is not there or cannot be executed")
+        named = f"{python} of {conf}"
+        about = os.stat(conf) if os.path.exists(conf) else None
+        if about and (about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022):
+            self.fault("no-filter", f"{conf} is not root's, or others may write it")
+        if not re.fullmatch(r"/[\w/.+@-]+", python, re.ASCII) or not is_program(python):
+            self.fault("no-filter", f"{named} is not there, cannot be executed or is no whole path")
             return
-        if not self.is_safe(program):
+        if not self.is_safe(python):
             return
-        done = run([program, *args, "--version"], uid=NOBODY)
+        done = run([python, "-I", "-m", "slurm_gpumem.cli.cli_filter", "--version"], uid=NOBODY)
         if done is None:
-            self.fault("no-filter", f"{program} of {FILTER_COMMAND} does not start for {user_name(NOBODY)}")
+            self.fault("no-filter", f"{named} does not start for {user_name(NOBODY)}")
         elif done.returncode != 0:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            self.fault("no-filter", f"{program} of {FILTER_COMMAND} cannot be run: {last}")
+            self.fault("no-filter", f"{named} cannot be run: {last}")
         elif done.stdout.strip() != slurm_gpumem.__version__:
-            self.fault("no-filter", f"{program} of {FILTER_COMMAND} has slurm_gpumem {done.stdout.strip()}")
+            self.fault("no-filter", f"{named} has slurm_gpumem {done.stdout.strip()}")
 
     # -- The site's file --------------------------------------------------------------------------
 

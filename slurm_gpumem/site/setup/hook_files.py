@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Dict, FrozenSet, Mapping, Optional
 
-from slurm_gpumem.data import data_path
-from slurm_gpumem.site.setup.setup_notes import HOOKS_FOLDER, chained_hooks
+from slurm_gpumem.data import HOOKS_FOLDER, data_path
+from slurm_gpumem.site.setup.setup_notes import chained_hooks
 from slurm_gpumem.site.setup.slurm_conf import value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
@@ -30,11 +31,11 @@ _OTHERS = ("gpumem_end.c", "gpumem-sampler.service")
 def hook_files(running: Mapping[str, str]) -> Dict[str, str]:
     """By their names in the folder of hooks."""
     shipped = {name: data_path("prolog", name).read_text() for name in (*SCRIPTS, *_OTHERS)}
-    settings = _settings(running)
+    settings = hook_settings_file(running)
     return shipped if settings is None else {**shipped, "hooks.conf": settings}
 
 
-def _settings(running: Mapping[str, str]) -> Optional[str]:
+def hook_settings_file(running: Mapping[str, str]) -> Optional[str]:
     """hooks.conf; one that this host has already stays as it is. None where it may not be read."""
     try:
         return Path(HOOKS_FOLDER, "hooks.conf").read_text()
@@ -42,7 +43,7 @@ def _settings(running: Mapping[str, str]) -> Optional[str]:
         return None
     except OSError:
         pass  # none yet
-    lines = ["# On the nodes, too, a Python that has slurm_gpumem:", f"python={sys.executable}"]
+    lines = ["# On each host a Python that has slurm_gpumem:", f"python={shlex.quote(sys.executable)}"]
     state = value_of(running, "StateSaveLocation")
     lines += [f"state_dir={state}"] if state else []
     lines += [f"{key}={program}" for key, program in chained_hooks(running).items()]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import FILTER_COMMAND, LUA_FILES
+from slurm_gpumem.data import HOOKS_CONF, LUA_FILES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.files import LockTimeoutError, locked, remove, write_all, write_atomic
 from slurm_gpumem.site.setup.merge import taken_back
@@ -27,7 +27,7 @@ KEPT = ".undone"
 """Put behind the name of a file that somebody has edited since and that goes out of use."""
 _JOURNAL, _LOCK, _COPIES, _DRAFT = "journal.json", "lock", "before", ".{}.gpumem"
 _SITE_LUA = ("job_submit.lua", "cli_filter.lua")
-_HELPERS = (*LUA_FILES, "gpumem_site.lua", "gpumem_filter.lua", FILTER_COMMAND, "gpumem.toml")
+_HELPERS = (*LUA_FILES, "gpumem_site.lua", "gpumem_filter.lua", HOOKS_CONF, "gpumem.toml")
 _UNDER_WAY_S = 2.0
 """A submission that has read a slurm.conf with the filter may still be about to load its files."""
 
@@ -157,8 +157,11 @@ def _put(folder: Path, name: str, content: Optional[bytes], like: str = "") -> N
     path = _path(folder, name)
     if content is None:
         remove(path)
+        if name == HOOKS_CONF and not any(path.parent.iterdir()):
+            path.parent.rmdir()
         return
     draft = _draft(folder, name)
+    path.parent.mkdir(exist_ok=True)
     remove(draft)
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

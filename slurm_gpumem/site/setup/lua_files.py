@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping
 
-from slurm_gpumem.data import FILTER_COMMAND, data_path, filter_command
+from slurm_gpumem.data import HOOKS_CONF, data_path
+from slurm_gpumem.site.setup.hook_files import hook_settings_file
 from slurm_gpumem.site.setup.slurm_conf import words_of
 
 FILTER, FILTER_FILE = "cli_filter.lua", "gpumem_filter.lua"
@@ -58,7 +59,7 @@ def is_configless(running: Mapping[str, str]) -> bool:
 def is_in_place(current: Mapping[str, str]) -> bool:
     """Whether this host has all that slurm.conf's CliFilterPlugins=lua needs."""
     text = current.get(FILTER, "")
-    there = {FILTER_FILE, FILTER_COMMAND} <= set(current)
+    there = {FILTER_FILE, HOOKS_CONF} <= set(current)
     return there and "gpumem" in text and not missing_functions(FILTER, text)
 
 
@@ -67,13 +68,14 @@ def filter_files(
 ) -> Dict[str, str]:
     """What hosts need that submit jobs, before slurm.conf names the filter."""
     where = "every host that submits (login nodes, compute nodes whose jobs call sbatch or srun)"
-    three = f"{FILTER}, {FILTER_FILE} and {FILTER_COMMAND} beside slurm.conf on {where}"
+    three = f"{FILTER}, {FILTER_FILE} and {HOOKS_CONF} beside slurm.conf on {where}"
     files = {
         FILTER: with_our_lines(FILTER, current, "CliFilterPlugins", running, notes),
         FILTER_FILE: data_path("lua", FILTER_FILE).read_text(),
-        # The site's, once it is there: Python may be elsewhere on login nodes.
-        FILTER_COMMAND: current.get(FILTER_COMMAND) or filter_command(),
     }
+    # The site's, once it is there: Python may be elsewhere on login nodes.
+    settings = current.get(HOOKS_CONF) or hook_settings_file(running)
+    files.update({} if settings is None else {HOOKS_CONF: settings})
     if "lua" in words_of(running, "CliFilterPlugins"):
         if any(current.get(name) != text for name, text in files.items()):
             notes.append(f"plain sbatch: put {three}")

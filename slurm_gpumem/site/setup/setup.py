@@ -300,7 +300,7 @@ def write_files(proposal: Proposal, folder: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")
         hooks = folder / HOOKS
-        hooks.mkdir()
+        hooks.mkdir(exist_ok=True)
         for name, text in proposal.hooks.items():
             (hooks / name).write_text(text)
             (hooks / name).chmod(0o755 if name.endswith(".sh") else 0o644)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Collection, Dict, List, Mapping, Optional, Sequence, Set
 
+from slurm_gpumem.data import HOOKS_FOLDER
 from slurm_gpumem.site.doctor.check_hooks import FILTER_PLUGIN, LUA_PLUGIN
 from slurm_gpumem.site.doctor.probe_host import read_text
 from slurm_gpumem.site.queue_order import WORD
@@ -23,7 +24,6 @@ from slurm_gpumem.site.setup.slurm_conf import (
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.state.nodes import Record
 
-HOOKS_FOLDER = "/etc/slurm/gpumem"
 _CHAINED = {
     "Prolog": "next_prolog",
     "Epilog": "next_epilog",

@@ -185,6 +185,9 @@ def _measured(words: Sequence[str]) -> Tuple[str, Optional[MeasuredRun]]:
 
 def main(argv: Sequence[str]) -> int:
     """Entry point; what it did, a line on each array, on standard output."""
+    if len(argv) != 4:
+        print("usage: resize KEY GPU PEAK ACTIVITY; the sampler calls it", file=sys.stderr)
+        return 2
     key, run = _measured(argv)
     config = load_recovery_config(site_config_path())
     client = Commands(config.slurm_env, config.slurm_bin)

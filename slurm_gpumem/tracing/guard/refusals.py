@@ -25,6 +25,11 @@ def not_safe(private: Mapping[str, str]) -> str:
 def refused_by_trace(private: Mapping[str, str], failure: str) -> str:
     """What to say of a failure that the trace itself may have caused; "" where it did not."""
     how = private.get("files", "")
+    if how == "overlay" and _NOT_MOUNTED in failure:
+        return (
+            "An automounter's folder that nobody had looked at when the trace began is not mounted for it: "
+            "list it once (ls), and trace again."
+        )
     if _really(failure):
         return ""
     if how == "landlock" and any(words in failure for words in _REFUSED_BY_LANDLOCK):
@@ -39,11 +44,6 @@ def refused_by_trace(private: Mapping[str, str], failure: str) -> str:
             "the working directory and of folders that variables, the command or the script's text name; "
             "everything else is read-only.\n"
             f"Name the folder in the script or in a variable ($SCRATCH), or {_INSTEAD}."
-        )
-    if how == "overlay" and _NOT_MOUNTED in failure:
-        return (
-            "An automounter's folder that nobody had looked at when the trace began is not mounted for it: "
-            "list it once (ls), and trace again."
         )
     return ""
 

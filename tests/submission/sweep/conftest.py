@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import pytest
 
-from slurm_gpumem.data import FILTER_COMMAND
+from slurm_gpumem.data import HOOKS_CONF
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.formats.comment import CommentRecord, parse_record
@@ -62,6 +62,14 @@ class Sweep:
         """Of the tasks that Slurm has and that are not over."""
         rows = self.desk.cluster.run(["squeue", "-h", "-a", "-r", "-j", self.job, "-o", "%K %T"]).stdout
         return {int(row.split()[0]): row.split()[1] for row in rows.splitlines()}
+
+    def released(self) -> None:
+        """Let tasks go whose launch the killed controller did not hear of: Slurm holds any job for that."""
+        rows = self.desk.cluster.run(["squeue", "-h", "-r", "-j", self.job, "-o", "%i %r"]).stdout
+        for row in rows.splitlines():
+            name, _, reason = row.partition(" ")
+            if "requeued held" in reason:
+                self.desk.cluster.run(["scontrol", "release", name])
 
     def running(self) -> Set[int]:
         return {task for task, state in self.states().items() if state == "RUNNING"}
@@ -129,9 +137,7 @@ class SweepSite:
         self.controllers: List[subprocess.Popen[bytes]] = []
         python = site.root / "python" / "bin" / "python3"
         self.gpusbatch = [str(python), "-I", "-c", "from slurm_gpumem.cli.gpusbatch import main; main()"]
-        (self.cluster.layout.conf / FILTER_COMMAND).write_text(
-            f"{python} -I -m slurm_gpumem.cli.cli_filter\n"
-        )
+        (self.cluster.layout.conf / HOOKS_CONF).write_text(f"python={python}\n")
         # Who submits cannot write there, and the filter has three seconds.
         enter = self.cluster.layout.library / "enter-slurm-root"
         command = [*([str(enter)] if enter.exists() else []), str(python)]
