@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster, slurm_root_in_use
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.errors import UsageError
@@ -26,7 +24,7 @@ from slurm_gpumem.site.setup.merge import taken_back
 from slurm_gpumem.site.setup.setup import SetupOptions, propose
 from slurm_gpumem.site.snapshot import gather, with_hidden_nodes
 from slurm_gpumem.toml_file import load_toml
-from tests.support.slurm_daemons import restart_slurmctld
+from tests.support.slurm_daemons import restart_slurmctld, restart_slurmd
 from tests.support.waiting import until
 
 OWN_FILTER = """\
@@ -74,15 +72,7 @@ def site_without_shares(make_cluster: Any) -> Cluster:
 def restart(cluster: Cluster) -> None:
     """slurmctld, then slurmd, as after a change of GresTypes."""
     restart_slurmctld(cluster)
-    for process in cluster.processes():
-        if process.program == "slurmd" and processes.alive(process):
-            argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-            words = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
-            env = dict(word.split("=", 1) for word in words if word)
-            os.kill(process.pid, signal.SIGTERM)
-            until(lambda pid=process.pid: not Path(f"/proc/{pid}/exe").exists())
-            quiet = subprocess.DEVNULL
-            subprocess.Popen(argv, env=env, cwd=cluster.layout.root, stdout=quiet, stderr=quiet)
+    restart_slurmd(cluster)
     until(lambda: {"idle", "mix", "mixed"} & set(cluster.run(["sinfo", "-h", "-o", "%T"]).stdout.split()))
 
 

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Dict, List
 
+from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
 from tests.support.waiting import until
 
@@ -24,14 +25,28 @@ def restart_slurmctld(
     os.kill(pid, how)
     until(lambda: _is_over(pid))
     meanwhile()
+    process = _start(cluster, ["/usr/sbin/slurmctld", "-D"], env)
+    until(lambda: cluster.run(["squeue", "-h"]).returncode == 0, 120)
+    return process
+
+
+def restart_slurmd(cluster: Cluster) -> None:
+    """Stop every node's slurmd and start it again."""
+    for process in cluster.processes():
+        if process.program == "slurmd" and processes.alive(process):
+            argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+            words = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
+            os.kill(process.pid, signal.SIGTERM)
+            until(lambda pid=process.pid: not Path(f"/proc/{pid}/exe").exists())
+            env = dict(word.split("=", 1) for word in words if word)
+            _start(cluster, ["/usr/sbin/slurmd", *argv[1:]], env)
+
+
+def _start(cluster: Cluster, argv: List[str], env: Dict[str, str]) -> subprocess.Popen[bytes]:
     enter = cluster.layout.library / "enter-slurm-root"
     command = [str(enter)] if enter.exists() else []
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(
-        [*command, "/usr/sbin/slurmctld", "-D"], env=env, cwd=cluster.layout.root, stdout=quiet, stderr=quiet
-    )
-    until(lambda: cluster.run(["squeue", "-h"]).returncode == 0, 120)
-    return process
+    return subprocess.Popen([*command, *argv], env=env, cwd=cluster.layout.root, stdout=quiet, stderr=quiet)
 
 
 def _is_over(pid: int) -> bool:
