@@ -1,7 +1,7 @@
 #!/bin/sh
 # shellcheck disable=SC1090,SC1091,SC2034
 # Slurm's TaskProlog, as the user: connect a shared job's tasks to MPS, with a memory limit from its shards.
-# Slurm obeys each "export KEY=VALUE" and "unset KEY" that is printed. Any exit code but 0 would fail the job.
+# Slurm obeys each "export KEY=VALUE" and "unset KEY". Any exit code but 0 would fail the job.
 run_dir=/run/gpumem next_task_prolog='' here=${0%/*} end_library=''
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 file=$run_dir/jobs/$SLURM_JOB_ID.task number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
@@ -14,8 +14,9 @@ record='' run='' slot='' priority='' mode='' shard_mib=1024 headroom_mib=0 claim
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three ;; esac ;;
         esac
     done <"$file"
-# A script that saves checkpoints can resume if this is more than 1.
-[ -n "$SLURM_SHARDS_ON_NODE$record" ] && echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
+# Steps of a task that became a share while it waited would ask for its GPU. A script can resume if ATTEMPT is more than 1.
+[ -n "$SLURM_SHARDS_ON_NODE$record" ] && printf '%s\n' "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))" \
+    ${SLURM_SHARDS_ON_NODE:+${SLURM_GPUS_PER_NODE:+"unset SLURM_GPUS_PER_NODE"}}
 # Where a program saves, by when, and what it goes on from (gpumem docs slots), also where Slurm ran no Prolog for this run.
 saves=${GPUMEM_CHECKPOINTS:-$SLURM_SUBMIT_DIR/gpumem-checkpoints}/$SLURM_JOB_ID # task_epilog.sh looks there, too
 [ -n "$SLURM_RESTART_COUNT" ] && [ -e "$saves/state.json" ] && record=yes
@@ -33,8 +34,7 @@ if [ "${mode%-shared}" = mps ] && [ -n "$uuid" ] && [ -n "$share" ]; then
     tasks=1 rest=$SLURM_GTIDS && while [ "$rest" != "${rest#*,}" ]; do rest=${rest#*,} tasks=$((tasks + 1)); done
     [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     [ "$priority" = low ] && echo "export CUDA_MPS_CLIENT_PRIORITY=1"
-    # Slurm sets this one in every step of a gres/mps job, which asked for memory, not for a part of the SMs.
-    [ -z "$SLURM_SHARDS_ON_NODE" ] && echo "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    [ -z "$SLURM_SHARDS_ON_NODE" ] && echo "unset CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" # gres/mps: asked for memory, not for SMs
     [ -r "$here/end_exports.sh" ] && . "$here/end_exports.sh"
 fi
 [ -z "$next_task_prolog" ] || exec "$next_task_prolog"

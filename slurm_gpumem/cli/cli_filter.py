@@ -130,7 +130,18 @@ def _changes(asked: Submission) -> Dict[str, str]:
     added = dict(planned.added)
     record = {"comment": added.pop("comment")} if "comment" in added else {}
     given = [name for name in sorted(REPLACED - {"gres"}) if part and asked.options.any_of(name)]
-    return {**added, **dict.fromkeys(given, ""), **record}
+    return {**_in_its_own_option({**added, **dict.fromkeys(given, "")}), **record}
+
+
+def _in_its_own_option(changes: Dict[str, str]) -> Dict[str, str]:
+    """A whole GPU stays with --gpus-per-node: Slurm 26.05 refuses that beside --gres=gpu, even when empty."""
+    gres = changes.get("gres", "").split(",")
+    whole = [item[len("gpu:") :] for item in gres if item.startswith("gpu:")]
+    if "gpus-per-node" not in changes or not whole:
+        return changes
+    others = ",".join(item for item in gres if not item.startswith("gpu:"))
+    kept = {name: value for name, value in changes.items() if name != "gres"}
+    return {**kept, **({"gres": others} if others else {}), "gpus-per-node": whole[0]}
 
 
 def _possible(plan: Plan) -> Plan:

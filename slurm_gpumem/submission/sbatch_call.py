@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _NAME_BYTES = 40
 _REMEMBERED = "remembered"
+_WHOLE = ("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task")
 _TAKEN_OUT = REPLACED - {"gres"}
 """--gres on the command line overrides the script's and the environment's; nothing takes these back."""
 
@@ -45,7 +46,7 @@ def build_call(plan: Plan) -> PlannedCall:
     notes: List[str] = []
     added = _requested(plan)
     part = plan.replaces
-    replaced = REPLACED if part else frozenset({"gres"}) if plan.request else frozenset()
+    replaced = REPLACED if part else frozenset({"gres"}) if "gres" in added else frozenset()
     if plan.request and plan.request.partition:
         replaced |= {"partition"}
     if plan.at_once is not None:
@@ -107,7 +108,8 @@ def _requested(plan: Plan) -> Dict[str, str]:
         added["constraint"] = plan.request.constraint
     if plan.request and plan.request.partition:
         added["partition"] = plan.request.partition
-    if plan.request:
+    # A whole GPU that another option asks for stays as it is: beside --gres it would be asked for twice.
+    if plan.request and (plan.replaces or not options.any_of(*_WHOLE)):
         added["gres"] = ",".join([*asked.gpus.other_gres, plan.request.gres])
     if plan.shared or plan.instance:
         # Figures per GPU become those of the one GPU that the job was to have.

@@ -78,7 +78,7 @@ CASES = [
     *((head, asks, [], {}) for head in HEADS for asks in ASKING[:2]),
     *(([GPU], MODEL, argv, env) for argv, env in WORDS[1:]),
     *(([GPU], "", argv, env) for argv, env in WORDS),
-    ([GPU], ASKING[2], [], {}),
+    *((head, ASKING[2], [], {}) for head in ([GPU], ["#SBATCH --gpus-per-node=1"])),
 ]
 
 

@@ -6,6 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Optional
 
 import pytest
 
@@ -117,14 +118,22 @@ def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.Mo
     assert jobs.get(desk.folder, 1) is not None
 
 
-def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
-    make_desk, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("request_", "shards", "estimate"),
+    [
+        ("gres:shard:6 5", 6, None),
+        ("gres/gpu:1 5 |gpumem/1:est=800,shards=0", None, 800),
+        ("gres:shard:6 5 |gpumem/1:est=800,shards=6", 6, 800),
+    ],
+)
+def test_a_job_of_ours_that_no_prolog_announced_is_measured_and_recorded(
+    make_desk, monkeypatch: pytest.MonkeyPatch, request_: str, shards: Optional[int], estimate: Optional[int]
 ) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("slurm_gpumem.node.sampler.tracked_jobs._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='cat "$0.answer"')
     answer = desk.root / "bin" / "squeue.answer"
     answer.write_text(
-        f"5 {os.getuid()} RUNNING 0 0 1 gres:shard:6\n1 {os.getuid()} RUNNING 0 0 1 gres:shard:6\n"
+        f"5 {os.getuid()} RUNNING 0 0 1 {request_}\n1 {os.getuid()} RUNNING 0 0 1 gres:shard:6\n"
     )
     desk.job(1)
     until(lambda: desk.live()["1"]["shards_verified"])
@@ -143,9 +152,10 @@ def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
     answer.write_text(f"1 {os.getuid()} RUNNING 0 0 1 gres:shard:6\n")
     until(lambda: "5" not in desk.live())
     (record,) = records.read_records(desk.config.spool, 5)
-    assert (record.measured.peak_mib, record.measured.shards) == (900.0, 6)
+    assert (record.measured.peak_mib, record.measured.shards) == (900.0, shards)
+    assert record.claimed.estimate_mib == estimate
     assert "no prolog announced it" in record.notes[0]
-    answer.write_text(f"5 {os.getuid()} TIMEOUT 0 0 1 gres:shard:6\n")
+    answer.write_text(f"5 {os.getuid()} TIMEOUT 0 0 1 {request_}\n")
     until(lambda: desk.sampler.tick() and _record(desk, 5).state == "TIMEOUT")
 
 

@@ -222,6 +222,14 @@ def test_at_one_server_for_all_a_busy_job_runs_below_light_ones(
 
 
 @needs_root
+def test_steps_of_a_share_do_not_ask_for_the_gpu_that_it_was_submitted_with(node: Node) -> None:
+    node.with_config(mps="timeslice").hook("prolog", node.env(7))
+    submitted = {"SLURM_GPUS_PER_NODE": "a100:1"}
+    assert _exports(node, SLURM_SHARDS_ON_NODE="8", **submitted) == {"SLURM_GPUS_PER_NODE": "unset"}
+    assert "SLURM_GPUS_PER_NODE" not in node.hook("task_prolog", {**node.env(7), **submitted}).stdout
+
+
+@needs_root
 def test_in_timeslice_mode_nothing_is_exported_for_mps(node: Node) -> None:
     node.with_config(mps="timeslice").hook("prolog", node.env(7))
     assert _exports(node, SLURM_SHARDS_ON_NODE="12") == {}

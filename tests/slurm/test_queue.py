@@ -15,6 +15,7 @@ from slurm_gpumem.slurm.state.queue import (
     parse_job,
     parse_slurm_job,
     queued,
+    slurm_job_command,
     stdout_of,
 )
 from tests.support.fake_slurm import FakeSlurm
@@ -47,6 +48,14 @@ def test_a_task_is_known_by_its_array_also_when_the_answer_has_all_of_the_array(
     text = "7 1000 RUNNING 0 0 1 gres:shard:2 5_1\n5 1000 RUNNING 0 0 1 gres:shard:2 5_12\n"
     assert parse_slurm_job(text, 5) == SlurmJob(5, 1000, 2, "RUNNING", 0, 5, 12)
     assert parse_slurm_job(text, 7) == SlurmJob(7, 1000, 2, "RUNNING", 0, 5, 1)
+
+
+def test_a_comment_stands_behind_the_bar_and_answers_nothing() -> None:
+    text = "5 1000 RUNNING 0 0 1 gres/gpu:1 5 |mine 6_7 gres:shard:9 gpumem/1:shards=0  \n"
+    comment = "mine 6_7 gres:shard:9 gpumem/1:shards=0"
+    assert parse_slurm_job(text, 5) == SlurmJob(5, 1000, None, "RUNNING", comment=comment)
+    assert "Comment" not in slurm_job_command(5)[-1]
+    assert slurm_job_command(5, comment=True)[-1] == slurm_job_command(5)[-1] + ",Comment:4096"
 
 
 @pytest.mark.parametrize(

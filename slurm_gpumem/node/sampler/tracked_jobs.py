@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Dict, List, Mapping, NamedTuple, Optional, Protocol, Set, Tuple
+from typing import Container, Dict, List, Mapping, NamedTuple, Optional, Protocol, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.formats.job_record import WITHOUT_MPS, JobRecord
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -59,11 +60,11 @@ class SlurmTruth:
         self.answers = False
         """Whether the last question was answered."""
 
-    def poll(self, every_s: Mapping[int, float]) -> Optional[Answer]:
+    def poll(self, every_s: Mapping[int, float], strangers: Container[int] = ()) -> Optional[Answer]:
         """An answer, if one has just come; then the next question, for the job that has waited longest.
 
-        `every_s` says how often each job is to be asked about. No answer is not "no job": nobody is swept
-        because the controller is away.
+        `every_s` says how often each job is to be asked about; `strangers` are asked for their comments,
+        too. No answer is not "no job": nobody is swept because the controller is away.
         """
         answer = self._take_answer() if self._slurm.is_asking else None
         now = time.monotonic()
@@ -75,7 +76,7 @@ class SlurmTruth:
             if waiting is not None and overdue[waiting] >= 0:
                 self._asking, self._asked[waiting], self._asked_at = waiting, now, time.time()
                 self._looks = 0
-                self._slurm.ask(slurm_job_command(waiting))
+                self._slurm.ask(slurm_job_command(waiting, comment=waiting in strangers))
         return answer
 
     def warn(self, job_id: int, message: str) -> None:
@@ -205,7 +206,7 @@ class Roster:
             self._tidied = now
             self._orphans.stop(self.jobs.values())
             self._problems.attempt(lambda: self._find_left_open(here))
-        answer = self.truth.poll(self._questions(here, now))
+        answer = self.truth.poll(self._questions(here, now), self._strangers)
         if answer is None:
             return False
         self._learn(answer, here.get(answer.job_id))
@@ -276,15 +277,22 @@ class Roster:
                 self._finish(job)
 
     def meet(self, job_id: int, pid: int, uuid: str) -> None:
-        """A job that no prolog announced is on a GPU: if it holds shards, it is one of ours from now on."""
+        """A job that no prolog announced is on a GPU: with shards or our record it is ours from now on.
+
+        Slurm 24.11 tells a Prolog no GPU until the nodes have registered with a restarted slurmctld.
+        """
         if "off" in self._config.mps_anywhere():
             return  # its prolog may have left it alone as the site wants it
         known = self._slurm.get(job_id)
         if known is None and (job_id in self._strangers or len(self._strangers) < _MOST_STRANGERS):
             self._strangers[job_id] = time.monotonic()
-        if known is not None and known.shards is not None and known.uid == real_uid_of(pid):
+        claim = None if known is None else parse_record(known.comment)
+        ours = known is not None and (known.shards is not None or claim is not None)
+        if known is not None and ours and known.uid == real_uid_of(pid):
             notes, now = ("no prolog announced it: not limited",), round(time.time(), 3)
-            job = NodeJob(job_id, known.uid, "", (uuid,), WITHOUT_MPS, now, known.restarts, notes=notes)
+            job = NodeJob(
+                job_id, known.uid, "", (uuid,), WITHOUT_MPS, now, known.restarts, claim=claim, notes=notes
+            )
             self._problems.attempt(lambda: jobs.put(self._folder, job))
 
     def write_records(self) -> None:

@@ -72,8 +72,9 @@ _TASK = re.compile(r"([0-9]{1,10})_([0-9]{1,10})")
 _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
 _SAMPLED_COLUMNS = (
-    "JobID:16 ,UserID:16 ,State:24 ,RestartCnt:8 ,NumCPUs:8 ,NumNodes:8 ,tres-per-node:128 ,JobArrayID:40 "
+    "JobID:16 ,UserID:16 ,State:24 ,RestartCnt:8 ,NumCPUs:8 ,NumNodes:8 ,tres-per-node:128 ,JobArrayID:40 |"
 )
+"""Before the bar nothing is a user's own words."""
 _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
     ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("UserID", 16), ("JobID", 16),
@@ -103,6 +104,7 @@ class SlurmJob(NamedTuple):
     array_task: Optional[int] = None
     cpus: Optional[int] = None
     """Its CPUs on its node; None for a job on several nodes, whose parts Slurm does not say here."""
+    comment: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -288,9 +290,13 @@ def waits_for(client: SlurmClient, name: str, before: str, uid: int) -> Optional
     return found[0] if found else None
 
 
-def slurm_job_command(job_id: int) -> List[str]:
-    """The question for one job, by its own number; with more than one, squeue fetches the whole queue."""
-    return ["squeue", "-h", "-a", "-j", str(job_id), "-t", "all", "-O", _SAMPLED_COLUMNS]
+def slurm_job_command(job_id: int, *, comment: bool = False) -> List[str]:
+    """The question for one job, by its own number; with more than one, squeue fetches the whole queue.
+
+    A comment may hold lines that look like an answer: what limits a job is asked without.
+    """
+    columns = _SAMPLED_COLUMNS + ",Comment:4096" * comment
+    return ["squeue", "-h", "-a", "-j", str(job_id), "-t", "all", "-O", columns]
 
 
 def line_command(job_id: int, line: str) -> List[str]:
@@ -305,13 +311,16 @@ def cancel_command(name: str) -> List[str]:
 
 def parse_slurm_job(text: str, job_id: int) -> Optional[SlurmJob]:
     """The answer to it; None when the job is not in it. Its request may be empty."""
-    for words in map(str.split, text.splitlines()):
+    for line in text.splitlines():
+        head, _, comment = line.partition("|")
+        words = head.split()
         if len(words) >= 6 and words[0] == str(job_id) and words[1].isdigit():
             asked = shares(words[6]) if len(words) > 6 else None
             task = _TASK.fullmatch(words[-1])
             array, number = (int(task[1]), int(task[2])) if task else (None, None)
             cpus = _number(words[4]) or None if words[5] == "1" else None
-            return SlurmJob(job_id, int(words[1]), asked, words[2], _number(words[3]), array, number, cpus)
+            restarts, said = _number(words[3]), comment.strip()
+            return SlurmJob(job_id, int(words[1]), asked, words[2], restarts, array, number, cpus, said)
     return None
 
 

@@ -67,14 +67,14 @@ def test_cpus_and_memory_of_the_host_that_the_user_named_stay(
     "head", ["--gpus=1", "-G a100:1", "--gpus-per-node=1", "--gres=gpu:a100:1", "-n1 --gpus-per-task=1"]
 )
 def test_every_way_to_ask_for_a_gpu(sweeps: SweepSite, head: str) -> None:
-    sweep = sweeps.submit(
-        f"head{head.replace(' ', '')}", head=f"#SBATCH {head}\n#SBATCH --array=2-6:2,11", array=""
-    )
+    name = f"head{head.replace(' ', '')}"
+    sweep = sweeps.submit(name, head=f"#SBATCH {head}\n#SBATCH --array=2-6:2,11\nsrun -n1 true", array="")
     sweep.first_alone()
     sweep.write("mem")
     sweep.share(6, at_least=4)
     sweep.over()
     assert sorted(sweep.began()) == [2, 4, 6, 11]
+    assert "srun: error" not in "".join(path.read_text() for path in sweep.folder.glob("out.*"))
 
 
 def test_an_irregular_list_of_a_thousand_tasks(sweeps: SweepSite) -> None:
