@@ -18,8 +18,11 @@ from slurm_gpumem.formats.values import MOST_WHOLE
 SCHEMA = "gpumem-kit/1"
 _MOST_BYTES = 262_144
 _MOST_ROWS, _MOST_TEXT = 64, 200
-_PATH_OR_ID = re.compile(r"(?<![\w])[/~]\w|\bGPU-|\bMIG-|@")
-"""Nothing that the kit says has one of these: a file that does is not ours, or should not be passed on."""
+_PATH_OR_ID = re.compile(r"(?<![\w])[/~]\w|\bGPU-|\bMIG-|[@<>`|\[\]]")
+"""Nothing that the kit says has one of these: a file that does is not ours, or should not be passed on.
+
+What a table on a page would take for markup neither.
+"""
 
 
 class KitFileError(GpumemError):
@@ -195,8 +198,8 @@ def _text(table: Mapping[str, Any], key: str) -> str:
     value = table.get(key)
     if not isinstance(value, str) or len(value) > _MOST_TEXT or not value.isprintable():
         raise _WrongError(f"{key} must be a text of at most {_MOST_TEXT} characters")
-    if _PATH_OR_ID.search(value) or "|" in value:
-        raise _WrongError(f"{key} holds a path, an address or a UUID")
+    if _PATH_OR_ID.search(value):
+        raise _WrongError(f"{key} holds a path, an address, a UUID or markup")
     return value
 
 
@@ -237,5 +240,5 @@ def anonymous(text: str) -> str:
     """Words for the file: without what looks like a path, a UUID or an address."""
     words: List[str] = []
     for word in text.split():
-        words.append("..." if _PATH_OR_ID.search(word) or "|" in word else word)
+        words.append("..." if _PATH_OR_ID.search(word) else word)
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(words))[:_MOST_TEXT]

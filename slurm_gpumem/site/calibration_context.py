@@ -26,6 +26,7 @@ from slurm_gpumem.units import MIB
 _PROBE = "slurm_gpumem.site.calibration_probe"
 _TIMEOUT_S = 120
 _MOST_WORKSPACE = 1024 * MIB
+_LEAST_MEMORY_MIB, _MOST_MEMORY_MIB, _MOST_SMS = 512, 1 << 20, 4096
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ def entry_of_kit(path: Path, name: str) -> Calibration:
         raise ConfigError(
             f"{path}: a context is from {LEAST_CONTEXT_MIB} to {MOST_CONTEXT_MIB} MiB, not {contexts}"
         )
+    if not (_LEAST_MEMORY_MIB <= gpu.memory_mib <= _MOST_MEMORY_MIB and 1 <= gpu.sms <= _MOST_SMS):
+        raise ConfigError(f"{path}: no GPU has {gpu.memory_mib} MiB and {gpu.sms} multiprocessors")
     capability = re.fullmatch(r"[0-9]{1,2}\.[0-9]", gpu.compute_capability)
     if (seen.cublas_workspace_bytes or 0) > _MOST_WORKSPACE or not capability:
         raise ConfigError(f"{path}: no GPU has such a compute capability, or such cuBLAS workspaces")

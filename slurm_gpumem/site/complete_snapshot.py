@@ -68,7 +68,7 @@ def examine(question: Question) -> HostReport:
             node = host.run_python(python, _NODE, site_config)
             if node is not None:
                 check_node(host, python, settings, node, os.path.dirname(path))
-    if question.filter_python:
+    if question.filter_python is not None:
         host.filter_python(question.filter_python, question.filter_conf)
     missing = [path for path in question.devices if host.is_there(path) is False]
     if missing:
@@ -161,10 +161,10 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     return [str(path) for path in dict.fromkeys(paths) if path.exists()]
 
 
-def _filter_python(now: Snapshot) -> str:
-    """What plain sbatch starts here, read as lua/gpumem_filter.lua does; "" where it starts nothing."""
+def _filter_python(now: Snapshot) -> Optional[str]:
+    """What plain sbatch starts here, read as lua/gpumem_filter.lua does; None where it starts nothing."""
     if "lua" not in now.cli_filters or FILTER_FILES[1] not in now.files:
-        return ""
+        return None
     named = re.findall(r"^\s*python=([^\s;]*)", now.files.get(HOOKS_CONF, ""), re.MULTILINE)
     return str(named[-1]).strip("\"'") if named else "/usr/bin/python3"
 

@@ -15,7 +15,7 @@ from slurm_gpumem.site.complete_snapshot import examine
 from slurm_gpumem.site.doctor import probe_node
 from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
 from slurm_gpumem.site.doctor.hosts import HostReport, Question, takes_jobs
-from slurm_gpumem.site.doctor.probe_host import parse_settings
+from slurm_gpumem.site.doctor.probe_host import Host, parse_settings
 from tests.node.conftest import REPOSITORY, needs_root
 from tests.recovery.conftest import install_package
 from tests.support.waiting import remove_tree
@@ -157,6 +157,14 @@ def test_a_prolog_without_the_part_that_it_sources_is_found(hooks: Path) -> None
 
 
 @needs_root
+def test_each_hook_that_starts_a_python_is_known_to_need_it(hooks: Path) -> None:
+    keys = {"prolog.sh": "Prolog", "epilog.sh": "Epilog", "task_epilog.sh": "TaskEpilog"}
+    for name, key in {**keys, "epilog_slurmctld.sh": "EpilogSlurmctld"}.items():
+        text = (hooks / name).read_text() + (hooks / "hand_over.sh").read_text()
+        assert Host(Question()).hook(key, str(hooks / name))["modules"], text
+
+
+@needs_root
 def test_a_part_of_the_prolog_that_others_may_write_is_found(hooks: Path) -> None:
     (hooks / "hand_over.sh").chmod(0o777)
     assert checks(look(hooks, "prolog.sh")) == ["not-only-root"]
@@ -191,6 +199,10 @@ def test_the_python_of_plain_sbatch_is_tried_as_a_user(python: Path, state_folde
         os.chown(conf, owner, -1)
         assert faults(python) == [("no-filter", f"{conf} is not root's, or others may write it")]
     os.chown(conf, 0, -1)
+    conf.chmod(0o640)
+    assert faults(python) == [("no-filter", f"{conf} cannot be read by user nobody: its Python is not taken")]
+    conf.chmod(0o644)
+    assert faults("")[0][0] == "no-filter"
     # As nobody, not as root; and not at all where a user could have changed it.
     program = script(f"id -u > {state_folder}/mark/uid\necho {slurm_gpumem.__version__}")
     mark = state_folder / "mark"

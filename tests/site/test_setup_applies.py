@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpumem.data import HOOKS_CONF
 from slurm_gpumem.devcluster.cluster import Cluster, slurm_root_in_use
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.errors import UsageError
@@ -275,6 +276,16 @@ def test_a_file_that_changed_since_it_was_shown_is_not_overwritten(tmp_path: Pat
     with pytest.raises(UsageError, match="was changed meanwhile"):
         apply_files(tmp_path, {"slurm.conf": AFTER}, {"slurm.conf": BEFORE})
     assert (tmp_path / "slurm.conf").read_bytes() == b"theirs\n"
+
+
+def test_users_read_a_new_folder_whatever_roots_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        apply_files(tmp_path, {HOOKS_CONF: b"python=/x\n"}, {HOOKS_CONF: None})
+    finally:
+        os.umask(before)
+    place = tmp_path / HOOKS_CONF
+    assert (place.stat().st_mode & 0o777, place.parent.stat().st_mode & 0o777) == (0o644, 0o755)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gives files away")

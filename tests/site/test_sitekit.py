@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
@@ -327,6 +328,52 @@ def test_a_signal_while_a_process_starts_leaves_none(standin: Path, monkeypatch:
     assert [child.runs for child in started] == [False]
 
 
+def test_a_signal_while_a_daemon_is_stopped_leaves_none(
+    standin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: List[Path] = []
+
+    def interrupted(known: children.Children, child: children.Child, grace_s: float = 10.0) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        real(known, child, grace_s)
+
+    def contexts(bench: mps.Bench, say: mps.Say) -> None:
+        with mps.served(bench) as at:
+            folders.append(at.folder.root)
+            at.ready(at.client("context"))
+
+    real = children.Children.end
+    kit = Kit(str(standin / "python"), lambda text: None, lambda text: None)
+    monkeypatch.setattr(children.Children, "end", interrupted)
+    monkeypatch.setattr(mps, "contexts", contexts)
+    monkeypatch.setattr(Kit, "_trace", lambda kit, name, gpu, folder: None)
+    assert kit.run() == signal.SIGTERM
+    assert not list(_processes_below(folders[0]))
+
+
+def test_a_daemon_that_does_not_let_go_is_a_promise_that_did_not_hold(
+    standin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps.Served, "take", lambda at, child: False)
+    monkeypatch.setattr(mps.MpsService, "set_default_limit", lambda *how: False)
+    code, kit, said = _run(standin)
+    assert code == 0, said
+    row = _row(kit, "ends", "SIGKILL; idle")
+    assert (row.tried, row.held, row.failed, row.said) == (1, 0, True, "the daemon did not answer")
+    assert _row(kit, "limits", "all").failed
+    assert _row(kit, "ends", "SIGKILL alone").tried  # those after it are tried, too
+
+
+def test_a_process_that_cannot_be_made_ends_no_run(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(argv: Any, environment: Any) -> Any:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(children, "Child", refused)
+    code, kit, said = _run(standin)
+    assert code == 0, said
+    assert {"Resource temporarily" in one.why for one in kit.trainings} == {True}
+
+
 def mock_of(made: Any, real: Any) -> Any:
     """In the class's place for calls; `made` itself uses the real one."""
 
@@ -459,13 +506,16 @@ def test_it_is_read_back_as_it_was_written(whole: Whole, tmp_path: Path) -> None
     assert read_kit_file(path) == whole.kit
 
 
+GPU = KitGpu("NVIDIA A100-SXM4-40GB", "550.1", 40960, "8.0", 108, "2.11.0+cu130", "13.0", "91900")
+
+
 def _kit(**changes: Any) -> KitFile:
     values: Dict[str, Any] = {
         "date": "2026-11-19",
         "version": "1.0.0",
         "seconds": 300,
         "complete": True,
-        "gpu": KitGpu("NVIDIA A100-SXM4-40GB", "550.1", 40960, "8.0", 108, "2.11.0+cu130", "13.0", "91900"),
+        "gpu": GPU,
         "context": KitContext(402, 410, 470, 480, 8519680, True),
         "rows": (KitRow("ends", "SIGTERM", 3, 3), KitRow("ends", "SIGKILL alone", 2, 0, False)),
         "trainings": (KitTraining("a", 2000, 1900, 2100), KitTraining("b", 2000, 2200, 2500)),
@@ -520,7 +570,11 @@ def test_what_was_below_need_is_said_and_the_entry_is_made(
         (_kit(gpu=None).to_json(), "no context was measured"),
         (_kit(context=KitContext(402, 410, 470, 999_999, None, True)).to_json(), "from 64 to 4096 MiB"),
         (_kit(context=KitContext(402, 410, 470, 480, 1 << 39, True)).to_json(), "such cuBLAS workspaces"),
+        (_kit(gpu=replace(GPU, memory_mib=1 << 39)).to_json(), "no GPU has 549755813888 MiB"),
+        (_kit(gpu=replace(GPU, sms=0)).to_json(), "and 0 multiprocessors"),
         (_kit(rows=(KitRow("ends", "of /home/anna/x", 1, 1),)).to_json(), "holds a path"),
+        (_kit(rows=(KitRow("ends", "<img src=x>", 1, 1),)).to_json(), "or markup"),
+        (_kit(rows=(KitRow("ends", "[x](javascript:y)", 1, 1),)).to_json(), "or markup"),
         (_kit().to_json().replace('"held": 3', '"held": 3, "user": "anna"'), "must have part, what"),
     ],
 )

@@ -294,6 +294,9 @@ class Roster:
                 job_id, known.uid, "", (uuid,), WITHOUT_MPS, now, known.restarts, claim=claim, notes=notes
             )
             self._problems.attempt(lambda: jobs.put(self._folder, job))
+            # Its comment was in that answer: Slurm is asked again for what limits it.
+            del self._slurm[job_id]
+            self._strangers.pop(job_id, None)
 
     def write_records(self) -> None:
         """Bring the records on disk up to date; one that an epilog has closed meanwhile stays as it is."""

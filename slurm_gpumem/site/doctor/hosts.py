@@ -22,7 +22,7 @@ class Question:
     trusted_uids: Tuple[int, ...] = (0,)
     trusted_gids: Tuple[int, ...] = (0,)
     slurm_uid: Optional[int] = None
-    filter_python: str = ""
+    filter_python: Optional[str] = None
     """What plain sbatch runs, where slurm.conf names the filter."""
     filter_conf: str = ""
     """The hooks.conf that names it."""

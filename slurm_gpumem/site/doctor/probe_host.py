@@ -134,7 +134,7 @@ RUN_AS_SLURM = ("EpilogSlurmctld", "PrologSlurmctld")
 NOBODY = 65534
 _READ, _EXECUTE = os.R_OK, os.X_OK
 _PARTS = ("end_exports.sh", "hand_over.sh", "let_go.sh", "log_check.sh")
-_MODULE = re.compile(r"(?:\s-m|\brun) (slurm_gpumem[\w.]*)")
+_MODULE = re.compile(r"(?:\s-m|\brun|\bfrom) (slurm_gpumem[\w.]*)")
 _PACKAGE = """
 import importlib.util, json, os, sys
 import slurm_gpumem
@@ -385,6 +385,8 @@ class Host:
         about = os.stat(conf) if os.path.exists(conf) else None
         if about and (about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022):
             self.fault("no-filter", f"{conf} is not root's, or others may write it")
+        if about and not self.may(NOBODY, _READ, conf):
+            self.fault("no-filter", f"{conf} cannot be read by {user_name(NOBODY)}: its Python is not taken")
         if not re.fullmatch(r"/[\w/.+@-]+", python, re.ASCII) or not is_program(python):
             self.fault("no-filter", f"{named} is not there, cannot be executed or is no whole path")
             return

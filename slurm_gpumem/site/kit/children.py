@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
 _POLL_S = 0.05
 

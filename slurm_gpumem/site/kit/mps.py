@@ -25,7 +25,7 @@ from slurm_gpumem.node.mps.client_exit import EndServer, Exits
 from slurm_gpumem.node.mps.daemons import MpsError, MpsService
 from slurm_gpumem.node.nvml import Nvml
 from slurm_gpumem.site.calibration_context import environment_for
-from slurm_gpumem.site.kit.children import Child, ChildError, Children, wait_for
+from slurm_gpumem.site.kit.children import STOPPING, Child, ChildError, Children, wait_for
 
 LIMIT_MIB, MORE_MIB = 1536, 768
 CLIENT = "slurm_gpumem.site.kit.mps_client"
@@ -143,10 +143,15 @@ def served(bench: Bench) -> Iterator[Served]:
         at.service.ensure(bench.uuid, at.uid, in_use=False)
         yield at
     finally:
-        for child in at.clients:
-            bench.children.end(child, 3.0)
-        at.service.stop(bench.uuid, at.uid)
-        shutil.rmtree(at.folder.root, ignore_errors=True)
+        # Nobody else would stop the daemon: a signal waits until it is gone.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            for child in at.clients:
+                bench.children.end(child, 3.0)
+            at.service.stop(bench.uuid, at.uid)
+            shutil.rmtree(at.folder.root, ignore_errors=True)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def why_not(child: Child) -> str:
@@ -180,7 +185,8 @@ def limits(bench: Bench, say: Say) -> None:
     """Is a client refused at its limit, and can it have more than that?"""
     with served(bench) as at:
         if not at.service.set_default_limit(bench.uuid, at.uid, LIMIT_MIB):
-            raise ChildError("the daemon took no limit")
+            say(KitRow("limits", "all", 1, 0, True, "the daemon took no limit"))
+            return
         variable, smaller = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", LIMIT_MIB * 2 // 3
         cases: Tuple[Tuple[str, str, int, bool], ...] = (
             ("refused at the server's limit", "", LIMIT_MIB, True),
@@ -278,7 +284,10 @@ def _ends_one_way(at: Served, way: Way, library: Optional[Path]) -> KitRow:
         # In a container the driver may have another number for it than we have.
         listed = at.held_mib(child.pid) is not None
         began = time.monotonic()
-        way.end(at, child)
+        try:
+            way.end(at, child)
+        except ChildError as error:
+            return KitRow("ends", way.what, tried + 1, lived, way.promised, str(error))
         if not child.wait(_END_S):
             return KitRow(
                 "ends", way.what, tried + 1, lived, way.promised, f"one had not ended after {_END_S:.0f} s"

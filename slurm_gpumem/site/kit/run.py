@@ -21,7 +21,7 @@ from slurm_gpumem.node.nvml import NvmlError
 from slurm_gpumem.site.calibration_context import entry_of, environment_for, measured, put_entry, run_probe
 from slurm_gpumem.site.calibration_probe import VisibleGpu
 from slurm_gpumem.site.kit import mps
-from slurm_gpumem.site.kit.children import ChildError, Children, KitStopError
+from slurm_gpumem.site.kit.children import STOPPING, ChildError, Children, KitStopError
 from slurm_gpumem.site.kit.driver_cgroup import driver_limit
 from slurm_gpumem.site.kit.trainings import TRAININGS
 
@@ -59,7 +59,7 @@ class Kit:
         except OSError as error:
             raise ConfigError(f"{_FOLDER}: no folder can be made there: {error.strerror}") from None
         # nohup has the kit go on when its terminal is gone.
-        heard = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+        heard = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._stop) for number in heard}
         try:
             self._all(folder)
@@ -157,7 +157,11 @@ class Kit:
         if self._late():
             self._keep(name, why="no time left")
             return
-        child = self._start([self._python, "-m", _PROBE, name], os.environ)
+        try:
+            child = self._start([self._python, "-m", _PROBE, name], os.environ)
+        except (ChildError, OSError) as error:
+            self._keep(name, why=f"training: {anonymous(str(error))}")
+            return
         try:
             child.wait(_TRAINING_S)
             mib = child.answer("mib")
@@ -180,8 +184,8 @@ class Kit:
             variables = {key: value for key, value in os.environ.items() if not key.startswith("GPUMEM_")}
             variables["GPUMEM_SITE_CONFIG"] = str(folder / "gpumem.toml")
             child = self._start([sys.executable, *argv, "--", *script], variables)
-        except ChildError as error:
-            self._keep(name, why=str(error))
+        except (ChildError, OSError) as error:
+            self._keep(name, why=f"trace: {anonymous(str(error))}")
             return
         try:
             child.wait(_TRACE_S + 30)
@@ -208,11 +212,8 @@ class Kit:
         return time.monotonic() - self._began > _MOST_S
 
     def _stop(self, number: int, frame: object) -> None:
-        _ignore(_STOPPING)
+        _ignore(STOPPING)
         self._children.stop(number)
-
-
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _ignore(numbers: Iterable[int]) -> None:

@@ -161,7 +161,9 @@ def _put(folder: Path, name: str, content: Optional[bytes], like: str = "") -> N
             path.parent.rmdir()
         return
     draft = _draft(folder, name)
-    path.parent.mkdir(exist_ok=True)
+    if not path.parent.exists():
+        path.parent.mkdir()
+        path.parent.chmod(0o755)  # whatever the umask: all who submit read what is there
     remove(draft)
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
