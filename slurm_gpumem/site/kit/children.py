@@ -9,9 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LAST_LINES = 20
 _POLL_S = 0.05
 
@@ -109,28 +108,37 @@ class Children:
         self._known: List[Child] = []
         self._guard = threading.Lock()
         self._closed = False
-        self._main_starts = False
+        self._waits = False
+        """Whether a signal is to wait."""
         self._stopped = 0
 
     def start(self, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
         """A new one; none after `end_all`."""
-        main = threading.current_thread() is threading.main_thread()
-        with self._guard:
+        # A signal in here would leave a process that nobody knows.
+        with self.uninterrupted(), self._guard:
             if self._closed:
                 raise ChildError("interrupted")
-            # A signal in here would leave a process that nobody knows.
-            self._main_starts = main or self._main_starts
             child = Child(argv, environment)
             self._known.append(child)
-            if main:
-                self._main_starts = False
-        if main and self._stopped:
-            raise KitStopError(self._stopped)
         return child
 
+    @contextlib.contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        """A signal that comes to the main thread in here is heard at its end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before, self._waits = self._waits, True
+        try:
+            yield
+        finally:
+            self._waits = before
+        if self._stopped and not before:
+            raise KitStopError(self._stopped)
+
     def stop(self, number: int) -> None:
-        """A signal came, to the main thread: it goes no further, at the latest from the process it starts."""
-        if self._main_starts:
+        """A signal came, to the main thread: it goes no further."""
+        if self._waits:
             self._stopped = number
         else:
             raise KitStopError(number)

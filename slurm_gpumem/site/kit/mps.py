@@ -25,7 +25,7 @@ from slurm_gpumem.node.mps.client_exit import EndServer, Exits
 from slurm_gpumem.node.mps.daemons import MpsError, MpsService
 from slurm_gpumem.node.nvml import Nvml
 from slurm_gpumem.site.calibration_context import environment_for
-from slurm_gpumem.site.kit.children import STOPPING, Child, ChildError, Children, wait_for
+from slurm_gpumem.site.kit.children import Child, ChildError, Children, wait_for
 
 LIMIT_MIB, MORE_MIB = 1536, 768
 CLIENT = "slurm_gpumem.site.kit.mps_client"
@@ -143,15 +143,12 @@ def served(bench: Bench) -> Iterator[Served]:
         at.service.ensure(bench.uuid, at.uid, in_use=False)
         yield at
     finally:
-        # Nobody else would stop the daemon: a signal waits until it is gone.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        try:
+        # Nobody else would stop the daemon.
+        with bench.children.uninterrupted():
             for child in at.clients:
                 bench.children.end(child, 3.0)
             at.service.stop(bench.uuid, at.uid)
             shutil.rmtree(at.folder.root, ignore_errors=True)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def why_not(child: Child) -> str:

@@ -21,7 +21,7 @@ from slurm_gpumem.node.nvml import NvmlError
 from slurm_gpumem.site.calibration_context import entry_of, environment_for, measured, put_entry, run_probe
 from slurm_gpumem.site.calibration_probe import VisibleGpu
 from slurm_gpumem.site.kit import mps
-from slurm_gpumem.site.kit.children import STOPPING, ChildError, Children, KitStopError
+from slurm_gpumem.site.kit.children import ChildError, Children, KitStopError
 from slurm_gpumem.site.kit.driver_cgroup import driver_limit
 from slurm_gpumem.site.kit.trainings import TRAININGS
 
@@ -32,6 +32,7 @@ _MOST_TRACES = 6
 _PROBE = "slurm_gpumem.site.kit.training_probe"
 _SCRIPT = "slurm_gpumem.site.kit.trainings"
 _FAILURES = (*mps.FAILURES, NvmlError, TimeoutError)
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FOLDER = "/tmp"
 """Not TMPDIR: a socket's path has 107 characters at most."""
 
@@ -59,7 +60,7 @@ class Kit:
         except OSError as error:
             raise ConfigError(f"{_FOLDER}: no folder can be made there: {error.strerror}") from None
         # nohup has the kit go on when its terminal is gone.
-        heard = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+        heard = [number for number in _STOPPING if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._stop) for number in heard}
         try:
             self._all(folder)
@@ -212,7 +213,7 @@ class Kit:
         return time.monotonic() - self._began > _MOST_S
 
     def _stop(self, number: int, frame: object) -> None:
-        _ignore(STOPPING)
+        _ignore(_STOPPING)
         self._children.stop(number)
 
 
