@@ -107,7 +107,8 @@ class Children:
     def __init__(self) -> None:
         self._known: List[Child] = []
         self._guard = threading.Lock()
-        self._closed = False
+        self.closed = False
+        """Whether all are being ended."""
         self._waits = False
         """Whether a signal is to wait."""
         self._stopped = 0
@@ -116,7 +117,7 @@ class Children:
         """A new one; none after `end_all`."""
         # A signal in here would leave a process that nobody knows.
         with self.uninterrupted(), self._guard:
-            if self._closed:
+            if self.closed:
                 raise ChildError("interrupted")
             child = Child(argv, environment)
             self._known.append(child)
@@ -150,7 +151,7 @@ class Children:
 
     def end_all(self) -> None:
         with self._guard:
-            self._closed = True
+            self.closed = True
             known = list(self._known)
         for child in known:
             child.send(signal.SIGTERM)

@@ -191,6 +191,8 @@ class Kit:
         try:
             child.wait(_TRACE_S + 30)
             peak, request = child.answer("peak_mib"), child.answer("request_mib")
+            if self._children.closed and not request:
+                return  # interrupted
             if peak is None or request is None:
                 self._tell(f"trace of {name}: {' / '.join(child.last[-3:])}")
                 self._keep(name, why="trace: " + _why_no_trace(child.last))
