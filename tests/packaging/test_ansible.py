@@ -243,3 +243,12 @@ def test_a_host_with_a_gres_conf_of_its_own_keeps_it(site: Site) -> None:
         site.play()
     assert own.read_text() == "AutoDetect=nvml\n"
     assert not (site.folder / "login/usr/bin/gpumem").exists()
+    # One that comes later, or is edited there, too.
+    shutil.copy(site.folder / "login/etc/slurm/gres.conf", own)
+    site.play()
+    site.play()
+    own.write_text("AutoDetect=nvml\n")
+    for state in ("present", "absent"):
+        with pytest.raises(AssertionError, match=r"gres\.conf differs from ctl's"):
+            site.play(gpumem_state=state)
+    assert own.read_text() == "AutoDetect=nvml\n"
