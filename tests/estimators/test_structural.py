@@ -18,6 +18,7 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.structural.estimator import StepPlan, estimate, rebuild, replay, simulate
 from slurm_gpumem.estimators.structural.layers import convolutions, layers
+from slurm_gpumem.estimators.structural.stream import Stream
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.reader import read_summary
@@ -152,6 +153,23 @@ def test_a_tape_of_one_product_replays_to_its_own_sizes() -> None:
     assert result.stats.peak_allocated == 16 * MIB
     assert result.phase == "backward"
     assert FREE < 0
+
+
+def test_small_tensors_stand_before_a_product_that_comes_first() -> None:
+    tape = Tape()
+    x = tape.new((), MIB, 4, grad=False)
+    tape.inputs.append(x.store)
+    out = tape.op((x,), tape.new((), MIB, 4), saved=(x,), params=(tape.param(2 * MIB),), matmul=True)
+    tape.survivors.append(out)
+    tape.close()
+    tape.returned = 1
+    without = Stream(tape)
+    tape.dust = 512
+    stream = Stream(tape)
+    assert (without.forward_matmul, stream.forward_matmul) == (0, 1)
+    assert stream.forward[0][1] == 512
+    assert stream.returned == without.returned + (without.returned >= 0)
+    assert stream.backward[-1][1] == FREE
 
 
 def test_the_listing_shows_every_operation_and_the_peak(capsys: pytest.CaptureFixture[str]) -> None:

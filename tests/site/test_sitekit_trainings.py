@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, List
 
 import pytest
 
 from slurm_gpumem.site.kit.trainings import TRAININGS
+from tests.support.kept import assert_kept
 
 torch = pytest.importorskip("torch")
 
@@ -29,7 +31,16 @@ def test_a_model_takes_its_batch(name: str) -> None:
     with torch.device("meta"):
         model = plan.model(torch.nn)
         batch = torch.zeros(plan.batch, dtype=torch.int64 if plan.tokens else torch.float32)
+    shown: List[object] = [plan._replace(model=None), sum(map(torch.numel, model.parameters()))]
+
+    def note(module: Any, args: Any, output: Any) -> None:
+        shown.append([type(module).__name__, [list(one.shape) for one in output if hasattr(one, "shape")]])
+
+    for module in model.modules():
+        module.register_forward_hook(note)
     assert model(batch).ndim == 2
+    # Its measured peaks are of this model: another one would make the files of other sites incomparable.
+    assert_kept(Path(__file__).with_name("trainings.json"), {name: repr(shown)})
 
 
 def test_one_is_traced_by_the_products_own_command(tmp_path: Path) -> None:

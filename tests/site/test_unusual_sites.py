@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import default_nodes
+from slurm_gpumem.site.snapshot import read_files
 from tests.lua.played import LUA_FOLDER, SITE, to_lua
 from tests.support.waiting import until
 
@@ -115,3 +116,16 @@ def test_nodes_whose_power_is_off_are_there_for_jobs(unusual: Cluster) -> None:
 def states(cluster: Cluster) -> str:
     shown = cluster.run(["scontrol", "-o", "show", "node"], check=True).stdout
     return " ".join(word for word in shown.split() if word.startswith("State="))
+
+
+@pytest.mark.parametrize(("version", "beside"), [((23, 1, 9), True), ((23, 2, 0), False), ((22, 5, 8), True)])
+def test_an_included_name_counts_from_slurm_conf_from_2302_on(
+    tmp_path: Path, version: Tuple[int, ...], beside: bool
+) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "slurm.conf").write_text("Include more/nodes.conf\n")
+    (tmp_path / "more" / "nodes.conf").write_text("Include types.conf\n")
+    (tmp_path / "more" / "types.conf").write_text("NodeName=beside\n")
+    (tmp_path / "types.conf").write_text("NodeName=top\n")
+    _, texts = read_files(str(tmp_path / "slurm.conf"), version)  # type: ignore[arg-type]
+    assert ("more/types.conf" in texts, "types.conf" in texts) == (beside, not beside)

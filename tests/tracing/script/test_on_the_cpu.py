@@ -126,3 +126,21 @@ def test_made_up_numbers_differ_from_place_to_place_but_not_those_that_may_be_wh
         assert not torch.equal(made[0], made[1])
     assert torch.equal(found, again)
     assert [bool((one == one.round()).all()) for one in whole] == [True] * len(whole)
+
+
+def test_a_module_goes_to_a_gpu_by_its_number_and_keeps_every_other_word() -> None:
+    import torch
+
+    from slurm_gpumem.tracing.fake_cuda.cuda_answers import _module_to
+
+    def seen(*words: Any, **named: Any) -> Any:
+        return words, named
+
+    to, gpu = _module_to(lambda module, *args, **kwargs: (args, kwargs)), torch.device("cuda", 0)
+    assert [to(None, *args, **kwargs) for args, kwargs in (
+        seen(0), seen(1, torch.half), seen(torch.half), seen("cpu"), seen(True), seen(device=0),
+        seen(device="cpu", dtype=torch.half), seen(dtype=torch.half), seen(),
+    )] == [
+        seen(gpu), seen(gpu, torch.half), seen(torch.half), seen("cpu"), seen(True), seen(device=gpu),
+        seen(device="cpu", dtype=torch.half), seen(dtype=torch.half), seen(),
+    ]  # fmt: skip
