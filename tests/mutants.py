@@ -6,7 +6,8 @@ First every test of `make test` runs once in a copy of the checkout whose functi
 were run, by whomever; that is kept in .cache as long as neither the product nor the test's file change. Then
 each change is made in a copy, one copy per core, and tests that run its statement are asked, up to three
 minutes of them, until one fails; a test that fails without the change, too, does not count. A test that no
-longer ends has noticed. Printed is the share that was noticed, and every change that was not.
+longer ends has noticed. Printed is the share that was noticed, and every change that was not. Programs that
+run on a GPU only are left out.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ from tests.support.asked_tests import NOTES, marked
 
 ROOT = Path(__file__).resolve().parents[1]
 _NOTES = "slurm_gpumem/statements_run.py"
+_ON_A_GPU = (
+    "slurm_gpumem/site/calibration_probe.py",
+    "slurm_gpumem/site/kit/mps_client.py",
+    "slurm_gpumem/site/kit/training_probe.py",
+)
+"""gpumem sitekit runs them on one."""
 _OPERATORS = {
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Lt: ("<", ">="), ast.LtE: ("<=", ">"),
     ast.Gt: (">", "<="), ast.GtE: (">=", "<"), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
@@ -439,7 +446,7 @@ def main() -> None:
     options = parser.parse_args()
     texts = _text_of_all()
     wanted = tuple(path.rstrip("/") for path in options.paths)
-    product = [name for name in texts if name.startswith("slurm_gpumem/")]
+    product = [name for name in texts if name.startswith("slurm_gpumem/") and name not in _ON_A_GPU]
     found = [one for name in product if name.startswith(wanted) for one in changes(name, texts[name])]
     drawn = random.Random(options.seed).sample(found, min(options.number, len(found)))
     runs = Runs(texts)
