@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Optional
+from typing import List, Optional
 
 import pytest
 
@@ -157,6 +157,20 @@ def test_a_job_of_ours_that_no_prolog_announced_is_measured_and_recorded(
     assert "no prolog announced it" in record.notes[0]
     answer.write_text(f"5 {os.getuid()} TIMEOUT 0 0 1 {request_}\n")
     until(lambda: desk.sampler.tick() and _record(desk, 5).state == "TIMEOUT")
+
+
+@pytest.mark.parametrize(("every_s", "peaks"), [(0.0, [900.0]), (3600.0, [])])
+def test_the_spool_has_what_was_measured_so_far_no_older_than_the_site_wants(
+    make_desk, every_s: float, peaks: List[float]
+) -> None:  # type: ignore[no-untyped-def]
+    desk = make_desk(record_every_s=every_s)
+    desk.job(1)
+    pid = desk.process(1)
+    for mib in (300.0, 900.0):
+        desk.hold({pid: mib})
+        desk.sampler.tick()
+    found = records.read_records(desk.config.spool, 1)
+    assert [(record.end, record.measured.peak_mib) for record in found] == [(None, peak) for peak in peaks]
 
 
 def test_an_xid_marks_the_jobs_that_lost_their_processes(desk: Desk) -> None:
