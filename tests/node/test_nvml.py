@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import math
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import pytest
 
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.nvml import Nvml, NvmlError
 from slurm_gpumem.node.sources.base import GpuProcess, SourceError
+from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 from slurm_gpumem.units import MIB
 
@@ -255,3 +259,42 @@ def test_the_layouts_are_the_drivers() -> None:
     assert nvml._EventData.data.offset == 16
     assert nvml._AccountingStats.max_memory.offset == 8
     assert ctypes.sizeof(nvml._AccountingStats) == 56
+
+
+def test_what_every_source_hands_on_and_which_one_a_node_gets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def energy(handle: Any, pointer: Any) -> int:
+        pointer._obj.value = 5500
+        return 0
+
+    def gpm(handle: Any, pointer: Any) -> int:
+        pointer._obj.supported = 1
+        return 0
+
+    values = ("DeviceGetTotalEnergyConsumption", "DeviceGetAccountingMode", "GpmSampleAlloc")
+    odd: Dict[str, Any] = {f"nvml{name}": lambda *_: LOST for name in values}
+    for make in (NvmlSource, lambda nvml, uuids: GpmSource(NvmlSource(nvml, uuids))):
+        library = driver(processes=[(5, MIB)], nvmlDeviceGetTotalEnergyConsumption=energy)
+        source = make(opened(library), [])
+        assert (source.energy_j("GPU-aa"), source.energy_j("MIG-aa")) == (5.5, None)
+        assert (source.xids(), source.finished("GPU-aa"), source.finished("MIG-aa")) == ([], {}, {})
+        assert source.processes("GPU-aa") == (GpuProcess(5, 1.0, None),)
+        source.close()
+        assert library.calls[-1] == "nvmlShutdown"
+        lost = make(opened(driver(**odd)), [])
+        for ask in (lost.energy_j, lost.finished, *([lost.sample] if make is not NvmlSource else [])):
+            with pytest.raises(SourceError, match="15"):
+                ask("GPU-aa")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "dcgmi").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "dcgmi").chmod(0o755)
+    found = []
+    for library in (driver(nvmlGpmQueryDeviceSupport=gpm), driver(), driver(nvmlInit_v2=lambda: 9)):
+        monkeypatch.setattr(ctypes, "CDLL", lambda _, library=library: library)
+        configs = [NodeConfig(source=name) for name in ("auto", "nvml", "gpm", "dcgm")]
+        found += [choose_source(config, "n1", ()).name for config in configs]
+    assert found == ["gpm", "nvml", "gpm", "nvml", *["nvml"] * 4, *["none"] * 4]
+    nothing = choose_source(configs[0], "n1", ())
+    told = (nothing.sample("GPU-aa"), nothing.processes("GPU-aa"), nothing.xids(), nothing.finished("GPU-aa"))
+    assert (*told, nothing.energy_j("GPU-aa")) == (GpuSample(), (), (), {}, None)

@@ -6,26 +6,31 @@ import itertools
 import json
 import os
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List, Optional
 
 import pytest
 
-from slurm_gpumem.config.load import Config, SharingPolicy
-from slurm_gpumem.errors import DoesNotFitError, NotEstimatedError
+from slurm_gpumem.config.load import Config, SharingPolicy, TraceSettings
+from slurm_gpumem.errors import DoesNotFitError, GpumemError, NotEstimatedError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import CustomForward, Estimate, Margin, TrainingJob
 from slurm_gpumem.report.submission import submission_json, submission_line
 from slurm_gpumem.slurm.submit.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.submit.sbatch_options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.submit.script import BatchScript
 from slurm_gpumem.submission.candidate_gpus import CandidateGpus, GpuModel
 from slurm_gpumem.submission.decide import decide
 from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.job.settings import OwnOptions, job_settings
-from slurm_gpumem.submission.job_trace import before_submission
+from slurm_gpumem.submission.job_trace import batch_script, before_submission, cache
 from slurm_gpumem.submission.job_trace.batch_script import ScriptRun
 from slurm_gpumem.submission.job_trace.before_submission import whole_gpu_instead
 from slurm_gpumem.submission.job_trace.result import Trace
+from slurm_gpumem.submission.job_trace.trace_job import behind
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.plan import Plan
 from slurm_gpumem.submission.rules import choose_request
@@ -45,7 +50,7 @@ from slurm_gpumem.submission.submission import (
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.fake_cuda.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import TracedScript
-from tests.support.kept import assert_kept
+from tests.support.kept import assert_kept, plain
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -286,3 +291,104 @@ def test_a_text_without_shapes_never_decides_a_share() -> None:
     assert plan.reason.startswith("the summary shows no shapes, so its peak is not estimated (--input 3x224")
     assert (plan.largest, decision_of(plan, build_call(plan)).peak_mib) == (None, None)
     assert re.search(r"peak [0-9]|est=|req=", f"{submission_line(plan)} {build_call(plan).added}") is None
+
+
+TRACE = (EXAMPLES / "train.json").read_text()
+LARGER = TRACE.replace("134217728", "934217728")
+EACH = b"#!/bin/sh\npython train.py --task $SLURM_ARRAY_TASK_ID\n"
+JOB = {"where": "job", "known": False}
+CASES: Dict[str, Dict[str, Any]] = {
+    **{f"{words} {len(data)}": {"words": words, "data": data}
+       for words in ("", "-a5", "-a0-3", "-a2,9,4", "-a0-99:50") for data in (EACH, EACH[:25] + b"\n")},
+    **{f"tasks {choice}": {"words": "-a3-9", "trace-tasks": choice}
+       for choice in ("first", "last", "ends", "each", "3,7", "4-6", "7,7", "2-4", "all", "3;4")},
+    **{f"{most} tasks": {"words": f"-a1-{most}", "trace-tasks": "each"} for most in (64, 65)},
+    **{f"grows {grown}": {"facts": {"grown_bytes": grown}} for grown in (5 << 20, 1 << 20, (1 << 20) - 1)},
+    "no array": {"trace-tasks": "first"}, "wrapped": {"words": "--wrap=echo${IFS}é", "data": b""},
+    "srun": {"program": "srun", "command": ("./train", "it's", "x"), "data": b""},
+    "salloc": {"program": "salloc", "command": (None,), "data": b""}, "off": {"where": "off"},
+    "sharded": {"data": b"#!/bin/sh\ndeepspeed train.py\n"}, "exclusive": {"words": "--exclusive"},
+    "its shards": {"words": "--gres=shard:3"}, "two GPUs": {"words": "--gres=gpu:2"},
+    "two nodes": {"words": "-N2 --ntasks-per-node=2 --gres=gpu:2", "ranks": 4}, "known": {"where": "job"},
+    "two ranks": {"words": "--gres=gpu:2", "ranks": 2}, "no ranks": {"words": "-N2 --gres=gpu:1"},
+    "in a job": {**JOB, "words": "-A phys -a0-3 --dependency=singleton", "trace-or": "whole-gpu"},
+    "stops": {**JOB, "trace-limit": "90"}, "srun in jobs": {**JOB, "program": "srun"},
+    "clusters": {**JOB, "words": "-M other"}, "or": {**JOB, "words": "--dependency=after:1?after:2"},
+    "no shards": {**JOB, "units": 0, "trace-or": "whole-gpu"},
+}  # fmt: skip
+
+
+def _after(
+    monkeypatch: pytest.MonkeyPatch, words: str = "", data: bytes = EACH, program: str = "sbatch",
+    command: Any = ("jobs/job.sh", "-x"), where: str = "here", known: bool = True, units: int = 40,
+    ranks: int = 1, facts: Any = None, **own: Any,
+) -> Dict[Any, Any]:  # fmt: skip
+    """What follows; of tasks, 9 needs most, and the traces of all lie there already."""
+    job = asked(*words.split(), trace="yes", **own)
+    line = job.raw.line._replace(script=command[0], script_args=tuple(command[1:]))
+    script = BatchScript(command[0], None, data) if data else None
+    trace = TraceSettings(where=where, time_limit_s=300.0, memory_mib=4096, partition="cpu")
+    raw = job.raw._replace(line=line, script=script, program=program)
+    job = job._replace(raw=raw, config=Config(trace=trace), trace=True)
+    kinds, models = (A100._replace(units=units),), (GpuModel("a100"),)
+    reach = CandidateGpus(("gpu",), kinds, models, gpu_keeps_off_shards=True)
+    monkeypatch.setattr(before_submission, "find_candidates", lambda _: reach)
+    for run in before_submission._runs(job, reach.gpus[0])[0] if known else ():
+        size = LARGER if run.environment.get("SLURM_ARRAY_TASK_ID") == "9" else TRACE
+        made = TracedScript(size.encode(), facts or {}, ("made some up",), (), {}, 4.2, ranks)
+        assert cache.keep(run, made, time.time()) is None
+    after = before_submission.with_trace(job, lambda *_: None)
+    now, said = after.asked, after.notes
+    told: Dict[Any, Any] = {
+        **dict(enumerate(said)),
+        "why": (now.goes_unchanged, now.not_estimated, now.trace),
+    }
+    told["limits"] = [before_submission._limits(job, in_job=in_job) for in_job in (False, True)]
+    if now.traced:
+        run, task = now.traced.run, now.traced.run.environment.get("SLURM_ARRAY_TASK_ID")
+        told["trace"] = (task, run.gpus, now.traced.cached, now.traced.estimate.request_mib, run.args)
+        told["runs"] = (run.name, run.data)
+    if after.deferred and after.plan:
+        call = behind(build_call(after.plan), now, 77, stop=after.deferred.stop)
+        told.update(job=after.deferred.call.argv, call=call.argv, gres=after.plan.request)
+    return told
+
+
+def test_what_is_traced_and_what_is_said_instead_is_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_submission, "os", SimpleNamespace(geteuid=lambda: 1))  # root may not trace
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shown = {}
+    for name, case in CASES.items():
+        monkeypatch.setenv("CASE", name)  # each has traces of its own
+        try:
+            told = _after(monkeypatch, **case)
+        except GpumemError as error:
+            told = {"refused": error}
+        shown.update({f"{name}: {key}": repr(plain(value)) for key, value in told.items()})
+        shown[name] = repr([*told])
+    run = ScriptRun("jobs/job.sh", b"", (), {"SLURM_NNODES": "1"}, "/", GpuFacts())
+    for gpus in (1, 3):
+        shown[f"too many for {gpus}"] = batch_script._too_many(run._replace(gpu=GpuFacts(gpus=gpus)), 4)
+    assert_kept(Path(__file__).with_name("before_trace.json"), shown)
+
+
+def test_a_trace_counts_while_its_files_stay_and_no_room_for_it_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "more.txt").write_text("1")
+    run = ScriptRun("job.sh", b"x", ("more.txt",), {"LR": "1"}, str(tmp_path), GpuFacts())
+    now, lib = time.time(), tmp_path / "lib"
+    made = TracedScript(b"{}", {"n": 3}, ("n",), ("c",), {}, 1.5, 2, (), (str(lib),))
+    assert (cache.keep(run, made, now - 60), cache.known(run)) == (None, None)  # edited while it was traced
+    assert cache.keep(run, made, now + 60) is None
+    assert cache.known(run) == replace(made, files=(f"{tmp_path}/more.txt",))
+    assert cache.known(run._replace(environment={"LR": "1", "SHLVL": "2"})) is not None
+    assert cache.known(run._replace(environment={"LR": "2"})) is None
+    lib.mkdir()
+    assert cache.known(run) is None
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path}/more.txt")
+    note = f"the trace is not kept for the next time: {tmp_path}/more.txt/gpumem/traces: Not a directory"
+    assert cache.keep(run, made, now + 60) == note
