@@ -57,7 +57,7 @@ def _states() -> Dict[str, State]:
     add(kind=PHASE, failed="the call of build", exit_code=-11, output=OUTPUTS[1])
     words = "Permission denied", "Read-only file system", "Too many levels of symbolic links", "another"
     for files, text in product(("", "overlay", "landlock"), words):
-        add(private={"files": files}, failed=f"OSError: {text}: '/data/x'", kind="OSError")
+        add(private={"files": files}, failed=f"OSError: {text}: '/tmp/x'", kind="OSError")
     return found
 
 
