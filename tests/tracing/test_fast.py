@@ -73,6 +73,20 @@ def _calls(dtype: Any) -> Iterator[Tuple[str, Any, Tuple[Any, ...]]]:
     for operator in (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default):
         yield "softmax", operator, (rows, rows, -1, dtype)
         yield "turned softmax", operator, (turned, rows, 1, dtype)
+    for operator in (aten._softmax.default, aten._log_softmax.default):
+        for data in (rows, turned):
+            yield "softmax", operator, (data, -1, False)
+        if dtype == torch.float16:
+            yield "softmax of half precision", operator, (rows, -1, True)
+    for training in (True, False):
+        arguments = (image, weight, weight, weight, weight, training, 0.1, 1e-5)
+        yield "batch norm", aten.native_batch_norm.default, arguments
+    gapped = made(4, 8, 5, 10)[..., ::2]
+    arguments = (gapped, gapped, weight, weight, weight, weight, weight, True, 1e-5, [True, True, True])
+    yield "batch norm backward with gaps", aten.native_batch_norm_backward.default, arguments
+    for other in (2, True, 2j, made(4, 6, 8, kind=torch.int32), turned):
+        yield f"with {other}", aten.mul.Tensor, (rows, other)
+    yield "of whole numbers", aten.add.Tensor, (made(4, kind=torch.int32), 1)
 
 
 def _described(result: Any) -> List[Any]:
@@ -93,7 +107,7 @@ def test_shortcuts_give_what_the_meta_kernels_give(type_name: str) -> None:
             taken.add(operator)
             real = operator(*arguments)
             assert _described(short) == _described(real), (name, [getattr(a, "dtype", a) for a in arguments])
-    assert len(taken) == 10, "each has a case that it takes"
+    assert len(taken) == 13, "each has a case that it takes"
 
 
 def test_what_does_not_fit_is_left_to_the_meta_kernel_and_its_error() -> None:
