@@ -20,6 +20,7 @@ from slurm_gpumem.estimators.known.recognize import recognized, with_stored_trac
 from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from tests.support.timing import best_cpu_s, slowness
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -159,6 +160,38 @@ def test_a_trace_that_was_packed_is_the_same_trace() -> None:
     assert [other.sites[v].bytes if v >= 0 else v for v in other.events] == [
         trace.sites[v].bytes if v >= 0 else v for v in trace.events
     ]
+
+
+def test_a_file_that_is_packed_again_has_the_same_models_and_a_damaged_part_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = store.key_of(read_summary(EXAMPLES / "resnet50.txt"))
+    known, places = store.find(key), {b"\xff" * store.KEY_BYTES: (0, 0), key: (1, 0)}
+    assert known is not None
+    traces = {name: json.loads(line) for name, line in known.lines.items()}
+    parts = [store.packed({**known.about, "name": "another"}, {}), store.packed(known.about, traces)]
+    for name, part in (("whole", parts[1]), ("damaged", b"\x03damaged")):
+        (tmp_path / name).write_bytes(store.pack([parts[0], part], places))
+        monkeypatch.setattr(store, "_paths", lambda name=name: iter([tmp_path / name]))
+        if name == "whole":
+            assert store.find(key) == known
+            continue
+        with pytest.raises(ConfigError, match=f"^{tmp_path}/damaged: cannot be used: .*install the package"):
+            store.find(key)
+    assert known._replace(lines={}).trace(TrainingJob(8)) is None
+    with pytest.raises(ConfigError, match=rf"^the stored trace of {known.name} is damaged: 'sites'$"):
+        known._replace(lines=dict.fromkeys(known.lines, "{}")).trace(TrainingJob(8))
+
+
+def test_parameters_are_read_from_adams_two_states() -> None:
+    sites = tuple(Site((size,), "aten::zeros_like", "", "optimizer") for size in (40, 8))
+    phases = (Phase(0, "forward", 1), Phase(1, "optimizer", 1), Phase(5, "forward", 2))
+    trace = Trace(TracedJob(4), "meta", sites, (1, 0, 0, 1, 1, 0), phases)
+    assert store.parameters(trace) == [10, 2]
+    assert store.parameters(trace._replace(job=TracedJob(4, precision="bf16"))) == [20, 4]
+    for wrong in ((1, 0, 0, 1, -1, 0), (1, 0, 1, 1, 1, 0)):
+        with pytest.raises(ValueError, match="not two for each parameter"):
+            store.parameters(trace._replace(events=wrong))
 
 
 def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Tuple
 
 import pytest
@@ -177,3 +178,29 @@ MarianMTModel                [2, 16]                [2, 16, 1000]          --
 ├─Linear: 1-2                [2, 16, 64]            [2, 16, 1000]          64,000
 """
     assert sum(_both(rows).tape.params) == 64_000 * 4
+
+
+def _network(text: str) -> ModelSummary:
+    """Lines like "  Linear 16,64 > 16,8 520": class ("!": not called), sizes of a sample ("-": not shown)."""
+    layers = []
+    for line in text.splitlines():
+        kind, taken, _, made, params = line.split()
+        inputs, outputs = (
+            () if one == "-" else tuple((2, *map(int, sizes.split(","))) for sizes in one.split("+"))
+            for one in (taken, made)
+        )
+        depth, name = (len(line) - len(line.lstrip())) // 2, kind.lstrip("!")
+        layers.append(Layer(name, outputs, inputs, int(params), depth=depth, called=name == kind))
+    deeper = [after.depth > layer.depth for layer, after in zip(layers, [*layers[1:], layers[0]])]
+    layers = [layer._replace(leaf=not inner) for layer, inner in zip(layers, deeper)]
+    total = sum(layer.params for layer in layers)
+    return ModelSummary("test", tuple(layers), layers[0].kind, 2, layers[0].inputs, total, total)
+
+
+NETWORKS = (Path(__file__).parent / "data" / "small_networks.txt").read_text()[2:].split("\n\n# ")
+
+
+@pytest.mark.parametrize("text", NETWORKS, ids=lambda text: text.partition("\n")[0])
+def test_a_small_step_is_what_it_was(text: str) -> None:
+    for precision in ("fp32", "amp-bf16"):
+        simulated(_network(text.partition("\n")[2].rstrip()), TrainingJob(BATCH, precision=precision))

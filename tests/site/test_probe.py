@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -15,12 +16,15 @@ from slurm_gpumem.site.complete_snapshot import examine
 from slurm_gpumem.site.doctor import probe_node
 from slurm_gpumem.site.doctor.check_nodes import parse_gres_conf
 from slurm_gpumem.site.doctor.hosts import HostReport, Question, takes_jobs
-from slurm_gpumem.site.doctor.probe_host import Host, parse_settings
+from slurm_gpumem.site.doctor.probe_host import Host, become, parse_settings
 from tests.node.conftest import REPOSITORY, needs_root
 from tests.recovery.conftest import install_package
+from tests.support.kept import assert_kept
 from tests.support.waiting import remove_tree
 
 USER = 65534
+STRANGER = 4242424
+"""A user and a group that nobody knows."""
 SLURM_USER = 1
 
 
@@ -331,3 +335,62 @@ def test_gres_conf_is_counted_as_slurm_counts_it() -> None:
     assert [gres.units("n1", name) for name in ("gpu", "shard", "nic")] == [4, 160, 2048]
     assert (gres.units("n2", "shard"), gres.devices("n2")[-1]) == (None, "/dev/nvidia3")
     assert parse_gres_conf(text.replace("off", "nvml")).units("n1", "shard") is None
+
+
+def _told(question: Question) -> str:
+    report = examine(question)
+    return "\n".join([*map(": ".join, report.faults), *report.unseen, "that is all"])
+
+
+def _told_a_stranger(question: Question, place: Path) -> str:
+    place.touch()
+    if (child := os.fork()) == 0:
+        with contextlib.suppress(BaseException), place.open("w") as told:
+            become(STRANGER)
+            told.write(_told(question))
+        os._exit(0)
+    os.waitpid(child, 0)
+    return place.read_text()
+
+
+@needs_root
+def test_what_stands_between_a_hook_and_its_python_is_said_to_root_and_to_who_may_not_look(
+    state_folder: Path,
+) -> None:
+    here, hooks = str(state_folder), []
+    (state_folder / "closed").mkdir(mode=0o700)
+    for name, mode, user, group in (
+        ("closed/python", 0o755, 0, 0), ("private", 0o700, 0, 0), ("empty", 0o755, 0, 0),
+        ("theirs", 0o755, STRANGER, 0), ("shared", 0o775, 0, STRANGER),
+    ):  # fmt: skip
+        (state_folder / name).write_bytes(b"\0")
+        (state_folder / name).chmod(mode)
+        os.chown(state_folder / name, user, group)
+    for key, name, python, mode, readable, first in (
+        ("Prolog", "1", "/etc/passwd", 0o755, 0o644, "#!/bin/sh"),
+        ("Prolog", "2", "/no", 0o755, 0o644, "true"),
+        ("Prolog", "3", f"{here}/empty", 0o755, 0o644, "#!/bin/sh"),
+        ("Epilog", "4", "", 0o751, 0o644, "#!/none"),
+        ("EpilogSlurmctld", "5", f"{here}/closed/python", 0o755, 0o644, "#!/bin/sh"),
+        ("Epilog", "6", f"{here}/private", 0o755, 0o644, "#!/bin/sh"),
+        ("Epilog", "7", "/bin/false", 0o755, 0o600, "#!/bin/sh"),
+        ("Epilog", "8", "/bin/false", 0o755, 0o644, "#!/bin/sh"),
+        ("Epilog", "closed/9", "", 0o755, 0o644, "#!/bin/sh"),
+        ("TaskProlog", "closed/10", "", 0o755, 0o644, "#!/bin/sh"),
+    ):
+        folder = state_folder / name
+        folder.mkdir()
+        (folder / "hook").write_text(f"{first}\n# gpumem\n: -m slurm_gpumem.node\n")
+        (folder / "hook").chmod(mode)
+        (folder / "hooks.conf").write_text(f"python={python}\n")
+        (folder / "hooks.conf").chmod(readable)
+        hooks.append((key, f"{folder}/hook"))
+    files = tuple(f"{here}/{name}" for name in ("theirs", "shared", "closed/python"))
+    question = Question(tuple(hooks), files, (), (0,), (0,), SLURM_USER)
+    for who, told in (
+        ("root", _told(question)),
+        ("a stranger", _told_a_stranger(question, state_folder / "told")),
+    ):
+        lines = enumerate(told.replace(here, "…").splitlines())
+        shown = {f"to {who}, {number:02}": line for number, line in lines}
+        assert_kept(Path(__file__).with_name("hooks.json"), shown)

@@ -112,6 +112,12 @@ def test_releases_name_the_block_that_was_allocated_so_many_allocations_ago() ->
         ({"sites": [[[1], 0]]}, "four to six"),
         ({"job": {"batch": 0}}, "batch is 0"),
         ({"job": {"batch": 4, "cores": 1}}, "unknown field"),
+        ({"job": 3}, "TracedJob is not an object"),
+        ({"job": {"batch": 4, "checkpointing": 1}}, "checkpointing is not true or false"),
+        ({"phases": [[0, "setup", 0], [9, "forward", 1]]}, "phase 'forward' begins at event 9"),
+        ({"sites": [[[1, 2, 3, 4, 5], 0, 0, 0]]}, "a size is no polynomial of whole numbers"),
+        ({"sites": [[[], 0, 0, 0, [[1], [2], 3]]]}, "a sum's vector is not 1, 2, 4 or 8"),
+        ({"sites": [[[], 0, 0, 0, [[1], [2], 4, 7]]]}, "a sum's number has not 4, 8, 16 or 32 bytes"),
     ],
 )
 def test_a_damaged_trace_is_refused_with_the_reason(change: Dict[str, Any], said: str) -> None:
@@ -127,6 +133,7 @@ def test_a_damaged_trace_is_refused_with_the_reason(change: Dict[str, Any], said
         ({"call": "sideways"}, "sideways"),
         ({"dtype": "int8"}, "int8"),
         ({"groups": 2}, "groups do not divide"),
+        ({"outputs": 0}, "a convolution's outputs is 0"),
         ({"size": (0, 32)}, "below 1"),
         ({"kernel": (3,)}, "one, two or three dimensions"),
         ({"padding": ()}, "one, two or three dimensions"),
