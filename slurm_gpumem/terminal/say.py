@@ -77,6 +77,8 @@ def run_program(body: Callable[[], int]) -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed: what is said goes nowhere, and not into a file that we open
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+    if sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr] # names that this terminal lacks letters for
     code = run_command(body)
     with suppress(OSError):  # nobody is there to be told
         sys.stderr.flush()

@@ -222,8 +222,8 @@ def test_names_are_harmless_in_every_format(site: Path, report: Report, name: st
 
 
 def test_ascii_terminals_get_ascii(site: Path) -> None:
-    for job in (4711, 4715):
-        write(site / "spool", hour_ago(job, uid=os.geteuid(), claim={"model": "größer"}))
+    for number in (4711, 4715):
+        write(site / "spool", hour_ago(number, uid=os.geteuid(), claim={"model": "größer"}))
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     for argv in ([], ["-j", "4715"], ["--summary"]):
         done = subprocess.run(
