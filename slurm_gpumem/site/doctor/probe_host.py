@@ -366,7 +366,7 @@ class Host:
         other = uid if uid is not None and self.may(uid, _EXECUTE, python) else None
         done = run([python, "-I", "-c", program, *args], uid=other)
         if done is None:
-            self.fault("no-package", f"{python} did not answer within {TIMEOUT_S:.0f} s")
+            self.fault("no-package", f"{python} did not start, or not answer within {TIMEOUT_S:.0f} s")
             return None
         if done.returncode != 0:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

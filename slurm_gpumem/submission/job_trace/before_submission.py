@@ -80,7 +80,7 @@ def with_trace(asked: Submission, progress: Progress, *, here: bool = False) -> 
             whole = whole_gpu_instead(asked)
             plan = whole_until_traced(whole, candidates)
             if not plan.shared:
-                why = f"not traced: {plan.reason}"
+                why = "not traced: no GPU in its reach has shards"
                 return AfterTrace(asked._replace(trace=False, goes_unchanged=why))
             data = job_script(asked)[1]
             return AfterTrace(whole, (), deferred_trace(asked, data, len(runs)), plan)
