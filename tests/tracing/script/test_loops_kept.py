@@ -29,10 +29,6 @@ SCRIPTS: Dict[str, str] = {
     "ended in the inner one": """total = 0
     while total < 90:
         for part in [1, 2, 3]: total += 1; step(); counted.append(total)""",
-    "batches in a while": """epoch = 0
-    while epoch < 40:
-        for batch in loader: step()
-        epoch += 1; counted.append(epoch)""",
     "over an open one": """import itertools, types
     state = types.SimpleNamespace(at=0)
     for number in itertools.count():
