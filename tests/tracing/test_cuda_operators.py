@@ -27,6 +27,7 @@ norm(last(t(*images))), t(*images); norm(b(*images)), last(b(*images))
 norm(last(b(*images))), b(*images); F.layer_norm(t(70000, 48), (48,), t(48), t(48))
 F.one_hot(n(7), 9); F.one_hot(tensor([2, 0, 6]).to("meta")); nn.LSTMCell(3, 4)(t(5, 3), (t(5, 4), t(5, 4)))[0]
 nn.GRUCell(3, 4)(t(5, 3), t(5, 4)); nn.GRUCell(3, 4, False)(t(5, 3), t(5, 4))
+nn.LSTMCell(3, 4, False)(t(5, 3), (t(5, 4), t(5, 4)))[0]
 F.ctc_loss(t(20, 4, 13), n(4, 11), (20,) * 4, (5, 9, 7, 8)); F.ctc_loss(t(20, 4, 13), n(29), n(4), n(4))
 [F.ctc_loss(t(20, 4, 13), n(4, 11), tensor([20] * 4), tensor([5, 9, 7, 8]), 0, r) for r in ("sum", "none")]
 [_grouped_mm(one, b(8, 5).detach(), n(3)) for one in (b(6, 8).detach(), b(4, 6, 8).detach())]

@@ -40,6 +40,8 @@ def lstm_cell(
     """New hidden state and cell."""
     hidden, cell = state
     inputs, recurrent = torch.matmul(data, w_ih.t()), torch.matmul(hidden, w_hh.t())
+    if b_ih is None or b_hh is None:  # what tells the sizes of this kernel's results needs some: a few KiB
+        b_ih = b_hh = inputs.new_zeros(w_ih.shape[0])
     new, after, _ = aten._thnn_fused_lstm_cell(inputs, recurrent, cell, b_ih, b_hh)
     return new, after
 
