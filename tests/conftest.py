@@ -14,6 +14,7 @@ from hypothesis import settings
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
 from tests.support.long_tests import is_long, read_list
+from tests.support.slurm_daemons import stop_restarted
 from tests.support.waiting import remove_tree
 
 # A busy machine is no reason to fail: a property test is judged by its result, not by its time.
@@ -117,6 +118,7 @@ class _clusters:
 
     def __exit__(self, *exc: object) -> None:
         for cluster in reversed(self._running):
+            stop_restarted(cluster)
             cluster.stop()
             remove_tree(cluster.layout.root)
 

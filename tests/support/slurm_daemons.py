@@ -12,10 +12,12 @@ from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
 from tests.support.waiting import until
 
+_STARTED: Dict[Path, List[subprocess.Popen[bytes]]] = {}
+
 
 def restart_slurmctld(
     cluster: Cluster, how: signal.Signals = signal.SIGTERM, meanwhile: Callable[[], object] = lambda: None
-) -> subprocess.Popen[bytes]:
+) -> None:
     """Stop the controller and start it again with what it had saved."""
     pid = int((cluster.layout.run / "slurmctld.pid").read_text())
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -25,9 +27,8 @@ def restart_slurmctld(
     os.kill(pid, how)
     until(lambda: _is_over(pid))
     meanwhile()
-    process = _start(cluster, ["/usr/sbin/slurmctld", "-D"], env)
+    _start(cluster, ["/usr/sbin/slurmctld", "-D"], env)
     until(lambda: cluster.run(["squeue", "-h"]).returncode == 0, 120)
-    return process
 
 
 def restart_slurmd(cluster: Cluster) -> None:
@@ -42,11 +43,19 @@ def restart_slurmd(cluster: Cluster) -> None:
             _start(cluster, ["/usr/sbin/slurmd", *argv[1:]], env)
 
 
-def _start(cluster: Cluster, argv: List[str], env: Dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(cluster: Cluster, argv: List[str], env: Dict[str, str]) -> None:
     enter = cluster.layout.library / "enter-slurm-root"
     command = [str(enter)] if enter.exists() else []
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen([*command, *argv], env=env, cwd=cluster.layout.root, stdout=quiet, stderr=quiet)
+    quiet, root = subprocess.DEVNULL, cluster.layout.root
+    process = subprocess.Popen([*command, *argv], env=env, cwd=root, stdout=quiet, stderr=quiet)
+    _STARTED.setdefault(root, []).append(process)
+
+
+def stop_restarted(cluster: Cluster) -> None:
+    """The cluster itself knows those that it has started."""
+    for process in _STARTED.pop(cluster.layout.root, []):
+        process.kill()
+        process.wait()
 
 
 def _is_over(pid: int) -> bool:

@@ -19,6 +19,7 @@ from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY
 from tests.recovery.conftest import install_package
 from tests.support.end_library import build_end_library
+from tests.support.slurm_daemons import stop_restarted
 from tests.support.waiting import remove_tree, until
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
@@ -184,5 +185,6 @@ def make_whole_site(
 
 def close_whole_site(site: WholeSite) -> None:
     """Remove what the cluster's own end does not."""
+    stop_restarted(site.cluster)
     site.cluster.stop()
     remove_tree(site.root)

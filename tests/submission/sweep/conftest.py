@@ -134,7 +134,6 @@ class SweepSite:
     def __init__(self, site: Site) -> None:
         self.site, self.cluster = site, site.cluster
         self.sweeps: List[str] = []
-        self.controllers: List[subprocess.Popen[bytes]] = []
         python = site.root / "python" / "bin" / "python3"
         self.gpusbatch = [str(python), "-I", "-c", "from slurm_gpumem.cli.gpusbatch import main; main()"]
         (self.cluster.layout.conf / HOOKS_CONF).write_text(f"python={python}\n")
@@ -225,7 +224,7 @@ class SweepSite:
 
     def restart_slurmctld(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Kill the controller and start another."""
-        self.controllers.append(restart_slurmctld(self.cluster, signal.SIGKILL, meanwhile))
+        restart_slurmctld(self.cluster, signal.SIGKILL, meanwhile)
 
     def clear(self) -> None:
         if self.sweeps:
@@ -237,11 +236,7 @@ class SweepSite:
 @pytest.fixture(scope="module")
 def _module_sweep_site(make_module_cluster: Callable[..., Cluster]) -> Iterator[SweepSite]:
     with hurried(make_site(make_module_cluster, cli_filter=True, nodes=(NodeSpec("n1"),))) as site:
-        made = SweepSite(site)
-        yield made
-        for process in made.controllers:
-            process.kill()
-            process.wait()
+        yield SweepSite(site)
 
 
 @pytest.fixture
