@@ -11,10 +11,11 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 import pytest
 
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.node import processes
+from slurm_gpumem.node import jobs, processes
 from slurm_gpumem.node.mps.client_exit import EndServer, Exits
 from slurm_gpumem.node.mps.daemons import MpsService
 from slurm_gpumem.node.sampler.enforcer import LIMIT_VARIABLE, holds_limit
+from slurm_gpumem.node.sources.base import GpuProcess
 from tests.node.conftest import OTHER_USER, USER, needs_root
 from tests.node.desk import GPUS, Desk
 from tests.support.waiting import until
@@ -190,6 +191,26 @@ def test_who_holds_on_to_it_is_killed_and_a_neighbour_that_computes_goes_on(
     assert [(event["kind"], event["with"]) for event in events] == [("crowded", [1])]
     seen = len(computes.read_text())
     until(lambda: len(computes.read_text()) > seen)
+
+
+@pytest.mark.parametrize(("busy", "killed_at"), [(False, 3.0), (True, 6.0)])
+def test_a_client_whose_server_is_still_at_it_has_twice_the_time_to_leave(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, busy: bool, killed_at: float
+) -> None:
+    desk.job(1)
+    (job,) = jobs.all_jobs(desk.folder)
+    enforcer, pid = desk.sampler._enforcer, desk.process(1)
+    process = processes.Process(pid, processes.start_of(pid) or 0)
+    holds = {GPUS[0].uuid: {1: [GpuProcess(process.pid, 9000.0, True)]}}
+    monkeypatch.setattr(enforcer, "_is_busy", lambda job_id, why: busy)
+    enforcer._ordered[process] = (job, 100.0)
+    for later in (2.9, 3.0, 5.9, 6.0):
+        assert processes.start_of(process.pid) == process.start
+        enforcer._kill_unwilling(holds, 100.0 + later)
+        if later >= killed_at:
+            break
+    assert later == killed_at
+    assert desk.processes[0].wait(30) == -signal.SIGKILL
 
 
 @needs_root
