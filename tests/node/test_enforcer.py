@@ -202,15 +202,14 @@ def test_a_client_whose_server_is_still_at_it_has_twice_the_time_to_leave(
     enforcer, pid = desk.sampler._enforcer, desk.process(1)
     process = processes.Process(pid, processes.start_of(pid) or 0)
     holds = {GPUS[0].uuid: {1: [GpuProcess(process.pid, 9000.0, True)]}}
+    sent: List[Tuple[object, int]] = []
     monkeypatch.setattr(enforcer, "_is_busy", lambda job_id, why: busy)
+    monkeypatch.setattr(processes, "send", lambda *words: sent.append(words))
     enforcer._ordered[process] = (job, 100.0)
-    for later in (2.9, 3.0, 5.9, 6.0):
-        assert processes.start_of(process.pid) == process.start
-        enforcer._kill_unwilling(holds, 100.0 + later)
-        if later >= killed_at:
-            break
-    assert later == killed_at
-    assert desk.processes[0].wait(30) == -signal.SIGKILL
+    enforcer._kill_unwilling(holds, 100.0 + killed_at - 0.1)
+    assert sent == []
+    enforcer._kill_unwilling(holds, 100.0 + killed_at)
+    assert sent == [(process, signal.SIGKILL)]
 
 
 @needs_root
