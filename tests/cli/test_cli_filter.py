@@ -43,12 +43,18 @@ def known(site: Any, desk_at: Any) -> Iterator[Any]:
     set_mode(site, "opt-in")
 
 
-def submitted(desk: Any, program: str, *argv: str, stdin: str = "", **env: str) -> Tuple[Dict[str, str], str]:
-    """What Slurm holds of a job, and what its user was told."""
+def submitted(
+    desk: Any, program: str, *argv: str, stdin: str = "", answers: bool = True, **env: str
+) -> Tuple[Dict[str, str], str]:
+    """What Slurm holds of a job, and what its user was told; on a slow machine our command is asked again."""
     env["GPUMEM_REMEMBERED"] = str(desk.folder / "remembered.json")
     options = [] if program == "sh" else ["--parsable", "-H"]
-    done = desk.call(*options, *argv, command=program, env=env, stdin=stdin or None)
-    assert done.returncode == 0, done.stderr
+    for _ in range(5):
+        done = desk.call(*options, *argv, command=program, env=env, stdin=stdin or None)
+        assert done.returncode == 0, done.stderr
+        if not answers or "took more than 3 seconds" not in done.stderr:
+            break
+        desk.jobs.append(done.stdout.strip())
     desk.jobs.append(done.stdout.strip())
     found = {name: value for name, value in desk.shown(desk.jobs[-1]).items() if SHOWN.fullmatch(name)}
     comment = desk.comment(desk.jobs[-1])
@@ -217,7 +223,7 @@ def test_whatever_our_command_does_the_job_goes_as_it_was_typed(
         program.chmod(0o755)
     try:
         noted.write_text(f"python={program}\n")
-        found, told = submitted(known, "sbatch", "gpu.sh")
+        found, told = submitted(known, "sbatch", "gpu.sh", answers=False)
     finally:
         noted.write_text(before)
     assert (found["TresPerNode"][-5:], found.get("Comment")) == ("gpu:1", None)
