@@ -78,7 +78,7 @@ def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable
         victim = _victim(site, dice)
         killed += victim is not None and kill(victim)
         time.sleep(dice.random() * 0.2)  # the moment of death is the point
-    assert site.node_state() == "idle"
+    until(lambda: site.node_state() == "idle")  # from 26.05 on it stays "planned" for a while
     for path in (site.root / "records").glob("*.json"):
         json.loads(path.read_text())
     last = site.submit("true")
