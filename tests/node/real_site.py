@@ -94,7 +94,7 @@ class Site:
         assert self.mps.daemons() == []
         assert jobs.all_jobs(self.folder) == ()
         assert left_of_daemons(self.folder) == []
-        assert self.node_state() == "idle"
+        until(lambda: self.node_state() == "idle")
 
 
 @pytest.fixture(scope="module")
